@@ -18,5 +18,10 @@ NATIVE = {
 setup(
     packages=[*find_packages(include=["accelerator*", "op_builder*"]), *NATIVE],
     package_dir=NATIVE,
-    package_data={"accelerator": ["py.typed"], "op_builder": ["py.typed"], **{name: ["*"] for name in NATIVE}},
+    package_data={
+        "accelerator": ["py.typed"],
+        "op_builder": ["py.typed"],
+        "op_builder.report": ["known_symbols.json"],
+        **{name: ["*"] for name in NATIVE},
+    },
 )

@@ -1,27 +1,63 @@
-"""``accel-ops doctor``: what does not work on this machine, and what to do about it."""
+"""``accel-ops doctor``: what does not work on this machine and what to do about it, and where a file can load."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from op_builder.command_line import run_main
+from op_builder.command_line import printable, run_main
+
+if TYPE_CHECKING:
+    from op_builder.report.extension_file import ExtensionFile
+    from op_builder.report.verdicts import Machine, Verdict
+
+_SYMBOL_CHARS = 60
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report.doctor") -> int:
-    """The command line; returns the exit status: 0, 1 if a named op does not work, 2 for an unknown op."""
+    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="List what does not work on this machine, with the reason and a remedy.",
-        epilog="Exit status: 1 if a named op does not work, 2 for an unknown op, otherwise 0.",
+        description="List what does not work on this machine, with the reason and a remedy. For the file of a native "
+        "extension or a wheel, list the releases of torch, the Pythons, systems and CPUs with which it loads, and the "
+        "symbols that decide; nothing of it is executed.",
+        epilog="Exit status: 1 if a named op does not work, if the file does not load here or --run shows something "
+        "else than predicted; 2 for an unknown op or an unreadable file; otherwise 0.",
     )
     parser.add_argument(
-        "ops", nargs="*", metavar="OP", help="check these ops: cpu_adam, CPUAdamBuilder or package.module:Builder"
+        "ops",
+        nargs="*",
+        metavar="OP|FILE",
+        help="check these ops: cpu_adam, CPUAdamBuilder or package.module:Builder; or one file: x.so, ./x, x.whl",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--torch",
+        type=_releases,
+        default=[],
+        metavar="X.Y,...",
+        help="of a file: also predict for CPU builds of these releases",
+    )
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="of a file: load it in throw-away environments with CPU builds of the releases of --torch (default: the "
+        "oldest and the newest that fit), and compare with the prediction",
+    )
+    parser.add_argument("--find-links", metavar="URL", help="where --run finds these builds (default: PyTorch's index)")
     options = parser.parse_args(arguments)
+    if files := list(filter(_is_file, options.ops)):
+        if len(options.ops) > 1:
+            parser.error("only one file can be checked at a time")
+        return _check_file(Path(files[0]), options)
+    if options.torch or options.run:
+        parser.error("--torch and --run need a file")
     # Imported here so that --help is quick.
     from op_builder.errors import UnknownOpError
     from op_builder.report.collect import diagnosis
@@ -43,6 +79,158 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         if not failing:
             print("No problems found.")
     return 1 if options.ops and found["problems"] else 0
+
+
+def _releases(text: str) -> list[str]:
+    releases = text.split(",")
+    if not all(re.fullmatch(r"\d+\.\d+(\.\d+)?", release) for release in releases):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of releases like 2.10,2.13.0")
+    return releases
+
+
+def _is_file(name: str) -> bool:
+    is_library = re.search(r"\.(so[.\d]*|whl|zip|pyd|dll|dylib)$", name)
+    return "/" in name or bool(is_library) or ("." in name and Path(name).exists())
+
+
+def _check_file(path: Path, options: argparse.Namespace) -> int:
+    try:
+        from op_builder.report.extension_file import UnreadableFileError, judge_tags, read_file
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "elftools":
+            raise
+        print("pyelftools is not installed, and reads these files. Remedy: pip install pyelftools.", file=sys.stderr)
+        return 2
+    from packaging.tags import sys_tags
+
+    from op_builder.report.destinations import this_machine, with_torch
+    from op_builder.report.known_symbols import known_symbols
+    from op_builder.report.verdicts import judge, short
+
+    try:
+        file = read_file(path)
+    except UnreadableFileError as error:
+        print(printable(str(error)), file=sys.stderr)
+        return 2
+    known, machine = known_symbols(), this_machine(path.resolve().parent)
+
+    def judged(place: Machine) -> dict[str, list[Verdict]]:
+        return {binary.name: judge(binary, known, place) for binary in file.binaries}
+
+    here, tags = judged(machine), judge_tags(file, sys_tags())
+    predicted = {release: _problems(judged(with_torch(machine, release, known))) for release in known.torch}
+    fitting = [release for release, problems in predicted.items() if not any(problems.values())]
+    asked = options.torch
+    if options.run and not asked:
+        asked = sorted({fitting[0], fitting[-1]}) if fitting else [known.torch[-1]]
+    trials = {}
+    try:
+        for release in asked:
+            listed = next((name for name in known.torch if short(name) == short(release)), None)
+            wanted = listed if listed and release == short(release) else release
+            trials[wanted] = _trial(file, wanted, predicted[listed] if listed else None, options)
+    except KeyboardInterrupt:  # the environment was removed
+        return 128 + signal.SIGINT
+    found = {
+        "file": str(path),
+        "loads_here": not (any(_problems(here).values()) or (tags and tags.problem)),
+        "known_torch": known.torch,
+        "tag": tags._asdict() if tags else None,
+        "libraries": {name: [verdict._asdict() for verdict in verdicts] for name, verdicts in here.items()},
+        "torch": trials,
+    }
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(printable(_demangled(_report(found))))
+    return 0 if found["loads_here"] and all(trial["agrees"] is not False for trial in trials.values()) else 1
+
+
+def _problems(verdicts: dict[str, list[Verdict]]) -> dict[str, str]:
+    return {name: next((one.problem for one in of_one if one.problem), "") for name, of_one in verdicts.items()}
+
+
+def _trial(
+    file: ExtensionFile, release: str, predicted: dict[str, str] | None, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The prediction for a release, and with ``--run`` what happened; ``agrees`` is None if one of them is missing."""
+    from op_builder.errors import AccelError
+
+    trial: dict[str, Any] = {"predicted": predicted, "happened": None, "agrees": None}
+    if options.run:
+        from op_builder.report.trial import load_with
+
+        print(f"Loading {file.path.name} with torch {release}+cpu...", file=sys.stderr)
+        try:
+            happened = trial["happened"] = load_with(file, release, options.find_links)
+        except AccelError as error:
+            trial["error"] = str(error)
+            trial["agrees"] = False
+        else:
+            if predicted is not None:
+                trial["agrees"] = all(bool(predicted[name]) == bool(happened[name]) for name in predicted)
+    return trial
+
+
+def _report(found: dict[str, Any]) -> str:
+    # Libraries that auditwheel added count only where they do not load.
+    libraries = {
+        name: verdicts
+        for name, verdicts in found["libraries"].items()
+        if ".libs/" not in name or any(verdict["problem"] for verdict in verdicts)
+    }
+    loading = sum(not any(verdict["problem"] for verdict in verdicts) for verdicts in libraries.values())
+    loads = "loads here" if loading else "does not load here"
+    if len(libraries) > 1:
+        loads = f"{loading} of {len(libraries)} libraries load here"
+    lines = [f"{Path(found['file']).name}: {loads}"]
+    sections = {"": [found["tag"]], **libraries} if found["tag"] else {"": next(iter(libraries.values()))}
+    for name, verdicts in sections.items():
+        lines += [f"\n{name}"] if name else []
+        for verdict in verdicts:
+            lines.append(f"  {verdict['axis']:10} {verdict['answer']}")
+            lines += [f"  {'':10}   {reason}" for reason in verdict["reason"].split("; ")]
+            lines += [f"  {'':10}   Not here: {verdict['problem']}."] if verdict["problem"] else []
+    known = " to ".join(".".join(found["known_torch"][at].split(".")[:2]) for at in (0, -1))
+    lines += [""] if found["torch"] else []
+    for release, trial in found["torch"].items():
+        if trial["predicted"] is None:
+            lines.append(f"torch {release}: not known, the lists were made for {known}")
+        else:
+            lines.append(f"torch {release}+cpu: {_outcome(trial['predicted'])}")
+        if trial["happened"] is not None:
+            lines.append(f"  tried: {_outcome(trial['happened'])}")
+        if trial["agrees"] is not None:
+            lines.append(
+                f"  {trial['error']}" if "error" in trial else f"  agrees: {'yes' if trial['agrees'] else 'NO'}"
+            )
+    return "\n".join(lines)
+
+
+def _outcome(problems: dict[str, str]) -> str:
+    failing = {name: problem for name, problem in problems.items() if problem}
+    if not failing:
+        return "loads"
+    name, problem = next(iter(failing.items()))
+    return f"{len(failing)} of {len(problems)} do not load: {name}: {problem}"
+
+
+def _demangled(text: str) -> str:
+    """``text`` with names of C++ as in its source; as it is without binutils."""
+    from op_builder.errors import ToolchainError
+    from op_builder.system.process import run
+
+    names = sorted(set(re.findall(r"\b_Z\w+", text)))
+    try:
+        found = run(["c++filt", *names]).output.splitlines() if names else []
+    except ToolchainError:
+        return text
+    readable = dict(zip(names, found, strict=False))
+    shortened = {
+        name: shown if len(shown) <= _SYMBOL_CHARS else f"{shown[:_SYMBOL_CHARS]}..."
+        for name, shown in readable.items()
+    }
+    return re.sub(r"\b_Z\w+", lambda match: shortened.get(match[0], match[0]), text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""The machines that an extension is judged for: this one, and this one with another torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from op_builder import env
+from op_builder.cache.fingerprint import cpu_digest
+from op_builder.errors import ToolchainError
+from op_builder.report.known_symbols import KnownSymbols
+from op_builder.report.verdicts import Machine, numbers
+from op_builder.system.elf import library_index
+from op_builder.system.march import architecture_flag
+from op_builder.system.process import run
+
+_CPU_BUILD = ("c10", "shm", "torch", "torch_cpu", "torch_global_deps", "torch_python")
+
+
+def this_machine(origin: Path) -> Machine:
+    """This machine, for a file in the directory ``origin``. Nothing of torch is imported."""
+    spec = importlib.util.find_spec("torch")
+    directory = Path(((spec and spec.submodule_search_locations) or ["/nonexistent"])[0]) / "lib"
+    files = sorted(directory.glob("lib*.so*"))
+    nvrtc = directory.parent.parent.glob("nvidia/*/lib/libnvrtc.so.*")  # torch opens it when it is imported
+    own = [library_index(path) for path in files if path.name.startswith(("libc10", "libtorch"))]
+    cached = _linker_cache()
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:  # a source tree on PYTHONPATH
+        torch = "of unknown version"
+
+    def missing(names: Iterable[str]) -> list[str]:
+        return [name for name in sorted(names) if not (_in_process(name) or any(defines(name) for _, defines in own))]
+
+    def find(name: str, search: Sequence[str]) -> Path | None:
+        places = [place.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", str(origin)) for place in search]
+        places += (env.LD_LIBRARY_PATH.raw() or "").split(":")
+        paths = (*(Path(place, name) for place in places if place), *map(Path, cached.get(name, ())))
+        return next((path for path in paths if path.exists()), None)
+
+    cxx = find("libstdc++.so.6", ())
+    versions = re.findall(rb"(?:GLIBCXX|CXXABI)_[\d.]+\d", cxx.read_bytes() if cxx else b"")
+    level = re.search(r"x86-64-v(\d)", architecture_flag())
+    threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    return Machine(
+        torch=torch if files else "",
+        torch_libraries=frozenset(path.name for path in (*files, *nvrtc)).union(*(needed for needed, _ in own)),
+        python=f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}",
+        glibc=numbers(platform.libc_ver()[1]) if platform.libc_ver()[0] == "glibc" else (),
+        cxx=frozenset(found.decode() for found in versions),
+        machine=platform.machine(),
+        level=int(level[1]) if level else 1,
+        cpu=cpu_digest(),
+        missing=missing,
+        # A shared libpython is open already.
+        has_library=lambda name, search: name == sysconfig.get_config_var("INSTSONAME") or bool(find(name, search)),
+    )
+
+
+def with_torch(machine: Machine, release: str, known: KnownSymbols) -> Machine:
+    """The same machine with the CPU build of a listed release of torch."""
+    return machine._replace(
+        torch=f"{release}+cpu",
+        torch_libraries=frozenset(f"lib{name}.so" for name in _CPU_BUILD) | {"libgomp.so.1"},
+        missing=lambda names: [
+            name
+            for name in sorted(names)
+            if not _in_process(name) and (release not in known.releases(name) or known.needs_cuda(name))
+        ],
+    )
+
+
+def _in_process(name: str) -> bool:
+    """Whether Python, the C library or libstdc++ defines a symbol."""
+    libraries: list[ctypes.CDLL] = [ctypes.pythonapi]
+    with contextlib.suppress(OSError):
+        libraries.append(ctypes.CDLL("libstdc++.so.6"))
+    return any(hasattr(library, name) for library in libraries)
+
+
+def _linker_cache() -> dict[str, list[str]]:
+    """The paths of each library in the dynamic loader's cache."""
+    try:
+        listed = run(["/sbin/ldconfig", "-p"]).output
+    except ToolchainError:  # musl has none
+        listed = ""
+    found: dict[str, list[str]] = {}
+    for name, path in re.findall(r"^\s+(\S+) \(.*=> (.+)$", listed, re.MULTILINE):
+        found.setdefault(name, []).append(path)
+    return found

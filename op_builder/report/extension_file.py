@@ -1,0 +1,164 @@
+"""A native extension's file, or a wheel with some, read without loading it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import stat
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from op_builder.cache.manifest import MANIFEST
+from op_builder.report.verdicts import NAME_TAG, Binary, Verdict, needed_glibc
+from op_builder.system.elf import Elf, read_elf
+
+_OTHERS = {
+    b"MZ": "a Windows program",
+    **dict.fromkeys((b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe"), "a macOS library"),
+}
+_LEGACY = {"manylinux1": "manylinux_2_5", "manylinux2010": "manylinux_2_12", "manylinux2014": "manylinux_2_17"}
+_LIBRARY = re.compile(r"\.so(\.[\d.]+)?$")
+
+
+class UnreadableFileError(ValueError):
+    """The file is no native extension, or no whole one."""
+
+
+class ExtensionFile(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        binaries: the libraries. ``tags``: of a wheel, else None.
+    """
+
+    path: Path
+    binaries: tuple[Binary, ...]
+    tags: frozenset[Tag] | None = None
+
+
+def read_file(path: Path) -> ExtensionFile:
+    """The libraries of a ``.so`` or wheel.
+
+    Raises:
+        UnreadableFileError: it has none that can be read.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnreadableFileError(f"{path} is not a file.")
+        if zipfile.is_zipfile(path) or path.suffix == ".whl":
+            return _wheel(path)
+        elf = _elf(path.name, path.read_bytes())
+        near = {name: path.parent / name for name in elf.needed if (path.parent / name).is_file()}
+        siblings = {name: _elf(name, place.read_bytes()) for name, place in near.items()}
+        manifest = path.with_name(MANIFEST)
+        cpu = _cpu_of(manifest.read_bytes()) if manifest.is_file() else ""
+    except OSError as error:
+        raise UnreadableFileError(f"{path} cannot be read: {error.strerror or error}.") from None
+    return ExtensionFile(path, (_binary(path.name, elf, siblings)._replace(cpu=cpu),))
+
+
+def _wheel(path: Path) -> ExtensionFile:
+    try:
+        tags = parse_wheel_filename(path.name)[3]
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(name for name in archive.namelist() if _LIBRARY.search(name))
+            elves = {name: _elf(name, archive.read(name)) for name in names}
+            beside = {name: f"{name.rpartition('/')[0]}/{MANIFEST}" for name in names}
+            listed = set(archive.namelist()).intersection(beside.values())
+            cpus = {name: _cpu_of(archive.read(manifest)) for name, manifest in beside.items() if manifest in listed}
+    except InvalidWheelFilename:
+        raise UnreadableFileError(f"{path} is a zip archive, but its name is not a wheel's.") from None
+    except (zipfile.BadZipFile, RuntimeError, EOFError, NotImplementedError) as error:
+        raise UnreadableFileError(f"{path} is not a whole wheel: {error}.") from None
+    if not elves:
+        raise UnreadableFileError(f"{path} has no Linux libraries (.so): it loads wherever its Python code does.")
+    by_name = {name.rpartition("/")[2]: elf for name, elf in elves.items()}
+    python = _python_of(tags)
+    found = (_binary(name, elf, by_name)._replace(python=python, cpu=cpus.get(name, "")) for name, elf in elves.items())
+    return ExtensionFile(path, tuple(found), tags)
+
+
+def _cpu_of(manifest: bytes) -> str:
+    """For which CPU an op of this library was compiled, by its manifest; empty if it runs on any."""
+    try:
+        return str(json.loads(manifest)["key_parts"].get("cpu", ""))
+    except (ValueError, LookupError, TypeError, AttributeError):  # another program's manifest
+        return ""
+
+
+def _elf(name: str, content: bytes) -> Elf:
+    if not content:
+        raise UnreadableFileError(f"{name} is empty.")
+    if not content.startswith(b"\x7fELF"):
+        kind = next((kind for magic, kind in _OTHERS.items() if content.startswith(magic)), "no ELF file")
+        raise UnreadableFileError(f"{name} is {kind}: only Linux libraries (ELF) can be read.")
+    try:
+        return read_elf(io.BytesIO(content))
+    except ValueError as error:
+        raise UnreadableFileError(f"{name} is a damaged ELF file: {error}.") from None
+
+
+def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
+    """One library together with those of the siblings that are loaded with it."""
+    reached: dict[str, Elf] = {}
+    waiting = [*own.needed]
+    while waiting:
+        library = waiting.pop()
+        if library in siblings and library not in reached:
+            reached[library] = siblings[library]
+            waiting += siblings[library].needed
+    parts = (own, *reached.values())
+    elf = own._replace(
+        needed=tuple(dict.fromkeys(one for part in parts for one in part.needed)),
+        search=tuple(dict.fromkeys(one for part in parts for one in part.search)),
+        undefined=frozenset().union(*(part.undefined for part in parts)),
+        optional=frozenset().union(*(part.optional for part in parts)),
+        versions=frozenset().union(*(part.versions for part in parts)),
+    )
+    given = frozenset[str]().union(*(part.defined for part in parts))
+    return Binary(name, elf, frozenset(reached), given)
+
+
+def _python_of(tags: Iterable[Tag]) -> str:
+    """``3.11`` for ``cp311-cp311``, ``3.10+`` for ``cp310-abi3``, otherwise nothing."""
+    for tag in tags:
+        found = re.match(r"cp3(\d+)$", tag.interpreter)
+        if found and tag.abi == "abi3":
+            return f"3.{found[1]}+"
+        if found and tag.abi.startswith(tag.interpreter):
+            return f"3.{found[1]}{'t' if tag.abi.endswith('t') else ''}"
+    return ""
+
+
+def judge_tags(file: ExtensionFile, accepted: Iterable[Tag]) -> Verdict | None:
+    """Whether a wheel's tags are true of its binaries, and fit an installer that accepts these tags."""
+    if file.tags is None:
+        return None
+    text = "-".join(file.path.stem.split("-")[-3:])
+    false = next((reason for binary in file.binaries for tag in file.tags if (reason := _untrue(binary, tag))), "")
+    problem = "" if false or not file.tags.isdisjoint(accepted) else "pip rejects this tag here"
+    return Verdict("tag", text, false or "true of its libraries", false or problem)
+
+
+def _untrue(binary: Binary, tag: Tag) -> str:
+    for old, new in _LEGACY.items():
+        tag = Tag(tag.interpreter, tag.abi, tag.platform.replace(f"{old}_", f"{new}_"))
+    claimed = re.match(r"manylinux_(\d+)_(\d+)_", tag.platform)
+    needed, symbol = needed_glibc(binary.elf)
+    module = NAME_TAG.search(binary.name) if any(name.startswith("PyInit_") for name in binary.elf.defined) else None
+    if not tag.platform.endswith(binary.elf.machine):
+        return f"the tag says {tag.platform}, but {binary.name} is for {binary.elf.machine}"
+    if claimed and (int(claimed[1]), int(claimed[2])) < needed:
+        version = ".".join(map(str, needed))
+        return f"the tag says glibc {claimed[1]}.{claimed[2]}, but {binary.name} needs {version}: {symbol}"
+    if module and module[1] and tag.interpreter != f"cp{module[1]}{module[2]}":
+        return f"the tag says {tag.interpreter}-{tag.abi}, but {binary.name} is for CPython {module[1]}.{module[2]}"
+    if module and module[1] and tag.abi == "abi3":
+        return f"the tag says abi3, but {binary.name} is for CPython {module[1]}.{module[2]} only"
+    return ""

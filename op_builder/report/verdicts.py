@@ -1,0 +1,321 @@
+"""Where a native extension can load: pure functions of its file, of the lists of symbols and of a machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from op_builder.plan import ENTRY_POINT
+from op_builder.prebuild.tags import GCC_LIBRARIES
+from op_builder.report.known_symbols import LIBRARIES, KnownSymbols
+from op_builder.system.elf import Elf
+
+_SYSTEM = re.compile(r"(ld-linux[-\w]*|libc|libm|libdl|libpthread|librt|libutil|libgcc_s|libstdc\+\+)\.so\.\d+$")
+_TORCH_LIBRARY = re.compile(r"lib(?:c10|torch|shm|caffe2)(?:_(cuda|hip|xpu)|_\w+)?\.so$")
+_TORCH = re.compile(r"_Z(?:T[A-Z]|GV|GR)?N[KVRO]*(?:2at|3c10|5torch|6caffe2)|_Z\d+THP|THP|(?:aoti_)?torch_\w+$")
+_STANDARD_CXX = re.compile(r"_Z(?:T[A-Z]|GV)?(?:N[KVRO]*)?S[tabsiod]")  # libstdc++'s; torch exports copies of some
+_PYTHON = re.compile(r"_?Py[A-Z_]")
+_OLD_ABI = re.compile(r"Ss\w{0,3}$|ERKSs")  # std::string as compiled with _GLIBCXX_USE_CXX11_ABI=0
+_BRINGS = {
+    "libtorch_cpu.so": LIBRARIES[:2],
+    "libtorch.so": (*LIBRARIES[:2], *LIBRARIES[3:]),
+    "libtorch_python.so": LIBRARIES,
+    "libc10_cuda.so": ("libc10.so", "libc10_cuda.so"),
+    "libtorch_cuda.so": (*LIBRARIES[:2], *LIBRARIES[3:]),
+}
+_FREE_THREADED = ("_Py_MergeZeroLocalRefcount", "_Py_DecRefShared")  # inlined by headers of free-threaded builds alone
+NAME_TAG = re.compile(r"\.(?:cpython-(\d)(\d+)(t?)\b[^.]*|(abi3))\.so$")
+
+
+class Binary(NamedTuple):
+    """A shared library and what stands next to it.
+
+    Attributes:
+        name: the file's name, in a wheel its path.
+        elf: what the dynamic loader reads, of its siblings, too.
+        siblings: names of the libraries next to it that are loaded with it. ``given``: the symbols that all define.
+        python: for which CPython it was compiled by the wheel's tag: ``3.11``, ``3.10+`` (abi3), or empty.
+        cpu: the digest of the only CPU that it was compiled for, by the manifest of an op of this library, or empty.
+    """
+
+    name: str
+    elf: Elf
+    siblings: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
+    python: str = ""
+    cpu: str = ""
+
+
+class Machine(NamedTuple):
+    """A place to load in: this machine, or one with another torch.
+
+    Attributes:
+        torch: its version; empty if it is not installed. ``torch_libraries``: names of its libraries and of those
+            that they need, which are open once torch is imported.
+        python: ``3.11``, ``3.13t``. ``glibc``: numbers; empty on other systems.
+        cxx: versions that libstdc++ has: ``GLIBCXX_3.4.30``; empty if unknown.
+        machine: architecture. ``level``: of x86-64, 1 to 4. ``cpu``: digest of the CPU's model and features.
+        missing: those of the names that neither torch, Python nor the C and C++ libraries define.
+        has_library: whether the loader finds a library that is not torch's, given the file's own search path.
+    """
+
+    torch: str
+    torch_libraries: frozenset[str]
+    python: str
+    glibc: tuple[int, ...]
+    cxx: frozenset[str]
+    machine: str
+    level: int
+    cpu: str
+    missing: Callable[[Iterable[str]], list[str]]
+    has_library: Callable[[str, Sequence[str]], bool]
+
+
+class Verdict(NamedTuple):
+    """One of the answers.
+
+    Attributes:
+        axis: ``torch``, ``Python``, ``glibc``, ``libstdc++``, ``libraries``, ``CPU``, or ``tag`` of a wheel.
+        answer: where it loads. ``reason``: the symbol or other fact that decides.
+        problem: why it does not load on the machine; empty if this does not prevent it.
+    """
+
+    axis: str
+    answer: str
+    reason: str
+    problem: str = ""
+
+
+def judge(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Verdict]:
+    """All verdicts on one library."""
+    names = {name for name in binary.elf.undefined if "@" not in name} - binary.given
+    standard = {name for name in names if _STANDARD_CXX.match(name)}
+    python = {name for name in names if _PYTHON.match(name)}
+    listed = {name for name in names if _TORCH.match(name) or not known.releases(name).isdisjoint(known.torch)}
+    torch = listed - standard - python
+    found = (
+        _torch(binary, torch, known, machine),
+        _python(binary, python, known, machine),
+        _glibc(binary.elf, machine),
+        _libstdcxx(binary.elf, standard, known, machine),
+        _libraries(binary, names - torch - python - standard, known, machine),
+        _cpu(binary, machine),
+    )
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict:
+    libraries = {name: match[1] for name in binary.elf.needed if (match := _TORCH_LIBRARY.match(name))}
+    if not libraries and not names:
+        return Verdict("torch", "any, or none", "it uses no symbol and no library of torch")
+    device = {kind: name for name, kind in libraries.items() if kind}
+    if not device and (cuda := sorted(filter(known.needs_cuda, names))):
+        device["cuda"] = cuda[0]
+    answer, reason = _releases(names, known, known.torch)
+    if not any(map(_OLD_ABI.search, names)) and not device.keys().isdisjoint(("hip", "xpu")):
+        answer, reason = "not known", "the lists hold symbols of CPU and CUDA builds"
+    elif any(_OLD_ABI.search(name) and not known.releases(name) for name in names):
+        old = min(name for name in names if _OLD_ABI.search(name) and not known.releases(name))
+        reason = f"it was compiled with _GLIBCXX_USE_CXX11_ABI=0, which no torch since 2.7 is: {old}"
+    elif answer != "none" and names:
+        reason += "" if any(name.startswith("_Z") for name in names) else "; it uses only the stable C ABI"
+    if device and answer != "none":
+        answer += f", {' or '.join(sorted(device)).upper()} builds"
+        reason = f"{min(device.values())}; {reason}"
+    unnamed = _unnamed(names, binary.elf.needed, known)
+    if unnamed:
+        answer, reason = "none", f"it names no library (DT_NEEDED) that defines {_some(unnamed)}"
+    if not machine.torch:
+        problem = "torch is not installed"
+    elif absent := sorted(libraries.keys() - machine.torch_libraries):
+        problem = f"torch {machine.torch} has no {absent[0]}"
+    elif missing := machine.missing(names):
+        problem = f"torch {machine.torch} lacks {_some(missing)}"
+    else:
+        problem = reason if unnamed else ""
+    return Verdict("torch", answer, reason, problem)
+
+
+def _unnamed(names: set[str], needed: Sequence[str], known: KnownSymbols) -> set[str]:
+    """Symbols of torch's libraries that ``needed`` neither holds nor brings; ``import torch`` does not offer them."""
+    if not all(_SYSTEM.match(name) or _TORCH_LIBRARY.match(name) for name in needed):
+        return set()  # the others may bring them
+    reached = {name for library in needed for name in _BRINGS.get(library, (library,))}
+    return {name for name in names if known.libraries(name) and known.libraries(name).isdisjoint(reached)}
+
+
+def _python(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict:
+    is_module = any(name.startswith("PyInit_") for name in binary.elf.defined)
+    if not names and not is_module:
+        return Verdict("Python", "any", "it uses no symbol of Python")
+    tag = NAME_TAG.search(binary.name) if is_module else None
+    wheel = binary.python if is_module else ""
+    linked = [found[1] for name in binary.elf.needed if (found := re.match(r"libpython(\d\.\d+t?)\.so", name))]
+    answer, reason = _releases(names, known, known.python)
+    bound = ""
+    if tag and tag[1]:
+        bound, reason = f"{tag[1]}.{tag[2]}{tag[3]}", f"its name: {tag[0][1:]}"
+    elif linked:
+        bound, reason = linked[0], f"libpython{linked[0]} (DT_NEEDED)"
+    elif tag or wheel.endswith("+"):
+        oldest = max(answer.split(" ")[0], wheel.rstrip("+"), key=numbers)
+        answer = f"{oldest} and newer" if "newer" in answer else answer
+        answer, reason = f"{answer}, except for free-threaded builds", f"its name or tag: abi3; {reason}"
+    elif wheel:
+        bound, reason = wheel, "the wheel's tag"
+    elif marks := names.intersection(_FREE_THREADED):
+        answer, reason = "free-threaded builds", f"needs {_some(marks)}"
+    elif is_module:
+        reason += "; its name does not say for which Python it was compiled"
+    missing = machine.missing(names)
+    problem = f"Python {machine.python} lacks {_some(missing)}" if missing else ""
+    if bound and bound != machine.python:
+        problem = f"this Python is {machine.python}"
+    elif (tag or wheel.endswith("+")) and not bound and machine.python.endswith("t"):
+        problem = "this Python is free-threaded"
+    return Verdict("Python", f"{bound} only" if bound else answer, reason, problem)
+
+
+def _glibc(elf: Elf, machine: Machine) -> Verdict:
+    if musl := [name for name in elf.needed if name.startswith("libc.musl")]:
+        return Verdict("glibc", "none: musl", musl[0], "the C library is glibc" if machine.glibc else "")
+    version, reason = _newest(elf, "GLIBC")
+    if not version:
+        return Verdict("glibc", "any", "it needs no version of a symbol of glibc")
+    here = ".".join(map(str, machine.glibc)) or "not glibc"
+    problem = f"the C library is {here}" if machine.glibc < numbers(version) else ""
+    return Verdict("glibc", f"{version} and newer", reason, problem)
+
+
+def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict | None:
+    needs = {family: _newest(elf, family) for family in ("GLIBCXX", "CXXABI")}
+    reasons = [reason for _, reason in needs.values() if reason][:1]
+    absent = [
+        f"{family}_{version}"
+        for family, (version, _) in needs.items()
+        if version and machine.cxx and f"{family}_{version}" not in machine.cxx
+    ]
+    # Those that were linked with torch's copies have no version. Compilers newer than a system's libstdc++ need them.
+    some = {name for name in names if len(known.releases(name).intersection(known.torch)) < len(known.torch)}
+    copies = _releases({name for name in some if known.releases(name)}, known, known.torch)[0]
+    if some and copies != "none":
+        reasons.append(f"where it lacks {_some(some)}, torch {copies} has it")
+    if not reasons:
+        return None
+    systems = ".".join(map(str, _glibc_beside({family: version for family, (version, _) in needs.items()})))
+    answer = f"as on systems with glibc {systems} and newer" if systems else "any"
+    if missing := machine.missing(names):
+        absent.append(_some(missing))
+    return Verdict("libstdc++", answer, "; ".join(reasons), f"libstdc++ has no {absent[0]}" if absent else "")
+
+
+def needed_glibc(elf: Elf) -> tuple[tuple[int, ...], str]:
+    """The oldest glibc of systems on which the file finds glibc's and libstdc++'s symbols, and the one that decides."""
+    newest = {family: _newest(elf, family) for family in ("GLIBC", "GLIBCXX", "CXXABI")}
+    glibc, cxx = numbers(newest["GLIBC"][0]), _glibc_beside({family: found[0] for family, found in newest.items()})
+    return max((glibc, newest["GLIBC"][1]), (cxx, newest["GLIBCXX"][1] or newest["CXXABI"][1]))
+
+
+def _glibc_beside(needs: Mapping[str, str]) -> tuple[int, ...]:
+    """The glibc of the oldest systems whose C++ library has these versions; of the newest known if none has."""
+    if not (needs.get("GLIBCXX") or needs.get("CXXABI")):
+        return ()
+    cxx, abi = (numbers(needs.get(family, "")) for family in ("GLIBCXX", "CXXABI"))
+    fitting = (glibc for glibc, has, has_abi in GCC_LIBRARIES if cxx <= has and abi <= has_abi)
+    return next(fitting, GCC_LIBRARIES[-1][0])
+
+
+def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict | None:
+    foreign = [
+        name
+        for name in binary.elf.needed
+        if not (_SYSTEM.match(name) or _TORCH_LIBRARY.match(name) or name in binary.siblings)
+        and not name.startswith("libc.musl")
+    ]
+    unknown = [] if foreign else machine.missing(names)
+    if unknown:
+        reason = f"no library that it names defines {_some(unknown)}"
+        return Verdict("libraries", "none", reason, reason)
+    if not foreign:
+        return None
+    absent = [
+        name
+        for name in foreign
+        if name not in machine.torch_libraries and not machine.has_library(name, binary.elf.search)
+    ]
+    cuda = {name: [release for release, has in known.cuda_libraries.items() if name in has] for name in foreign}
+    notes = [f"{name} is in CUDA builds of torch {_span(has, known.torch)}" for name, has in cuda.items() if has]
+    problem = f"{', '.join(absent)}: not found" if absent else ""
+    return Verdict("libraries", ", ".join(foreign), "; ".join(notes) or "it names them (DT_NEEDED)", problem)
+
+
+def _cpu(binary: Binary, machine: Machine) -> Verdict:
+    elf = binary.elf
+    level = int(elf.isa[-1]) if elf.isa[-2:-1] == "v" else 1
+    answer = elf.isa or elf.machine
+    reason = "the file is marked with this level" if elf.isa else "the file is marked with no instruction set"
+    problem = f"the CPU is x86-64-v{machine.level}" if level > machine.level else ""
+    if binary.cpu:
+        answer, reason = f"{answer}, one model", "its manifest: it was compiled with -march=native"
+        problem = "this is another CPU" if binary.cpu != machine.cpu else ""
+    elif ENTRY_POINT in elf.defined:
+        reason = "an op of this library chooses its kernels when it is loaded"
+    if elf.machine != machine.machine:
+        problem = f"this machine is {machine.machine}"
+    return Verdict("CPU", answer, reason, problem)
+
+
+def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -> tuple[str, str]:
+    """Which of ``releases`` have all ``names``, and which symbols decide."""
+    lacking = {release: set[str]() for release in releases}
+    for name in names:
+        for release in lacking.keys() - known.releases(name):
+            lacking[release].add(name)
+    fitting = [release for release in releases if not lacking[release]]
+    if not fitting:
+        best = min(releases, key=lambda release: (len(lacking[release]), -releases.index(release)))
+        return "none", f"even {short(best)} lacks {_some(lacking[best])}"
+    reasons = []
+    for before, release in pairwise(releases):
+        if lacking[before] and not lacking[release]:
+            reasons.append(f"new in {short(release)}: {_some(lacking[before])}")
+        if lacking[release] and not lacking[before]:
+            reasons.append(f"not in {short(release)}: {_some(lacking[release])}")
+    all_of_them = f"each has {_some(names)}" if names else "it uses none of their symbols"
+    return _span(fitting, releases), "; ".join(reasons) or all_of_them
+
+
+def _span(fitting: Sequence[str], releases: Sequence[str]) -> str:
+    """``2.10 to 2.12``, ``2.11 and newer (known up to 2.15)``; with gaps, each by its name."""
+    numbers = [releases.index(release) for release in fitting]
+    if len(numbers) > 1 and numbers[-1] - numbers[0] >= len(numbers):
+        return ", ".join(map(short, fitting))
+    first, last = short(fitting[0]), short(fitting[-1])
+    if numbers[-1] == len(releases) - 1:
+        return f"{first} and newer (known up to {last})"
+    return f"{first} to {last}" if first != last else f"{first} only"
+
+
+def _newest(elf: Elf, family: str) -> tuple[str, str]:
+    found = [match[1] for version in elf.versions if (match := re.match(rf"{family}_(\d[\d.]*)$", version))]
+    if not found:
+        return "", ""
+    newest = max(found, key=numbers)
+    return newest, min(
+        (n for n in elf.undefined | elf.optional if n.endswith(f"@{family}_{newest}")), default=f"{family}_{newest}"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:2]) + (f" and {len(ordered) - 2} more" if len(ordered) > 2 else "")
+
+
+def short(release: str) -> str:
+    return ".".join(release.split(".")[:2])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))

@@ -1,0 +1,127 @@
+"""``accel-ops doctor FILE``: its verdicts agree with the loader's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from op_builder.cache.store import Cache
+from op_builder.report import doctor
+from tests.support.foreign_package import ROOT
+from tests.support.small_ops import make_small
+
+TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
+WITH_TORCH = (f"-L{TORCH_LIBRARIES}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10")
+IN_LIBTORCH_PYTHON = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+# A file: its name, its source, what the linker gets, and the words that explain why it does not load here.
+FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "plain.so": ("int f() { return 1; }", (), ""),
+    "stable.so": ('extern "C" void torch_call_dispatcher(); void f() { torch_call_dispatcher(); }', WITH_TORCH, ""),
+    "unlinked.so": ('extern "C" void torch_call_dispatcher(); void f() { torch_call_dispatcher(); }', (), "DT_NEEDED"),
+    "wrong.so": (f'void g() __asm__("{IN_LIBTORCH_PYTHON}"); void f() {{ g(); }}', WITH_TORCH, "DT_NEEDED"),
+    "newer.so": (
+        'extern "C" void torch_of_tomorrow(); void f() { torch_of_tomorrow(); }',
+        WITH_TORCH,
+        "torch_of_tomor",
+    ),
+    "acme.so": ("void acme(); void f() { acme(); }", (), "acme()"),
+    "old_abi.so": ('void f() __asm__("_ZN3c103fooERKSs"); void g() { f(); }', WITH_TORCH, "_GLIBCXX_USE_CXX11_ABI=0"),
+    "weak.so": ("__attribute__((weak)) void acme(); void f() { if (acme) acme(); }", (), ""),
+    "level.so": ("int f() { return 1; }", ("-Wl,-z,x86-64-v4",), "x86-64-v4"),
+    "python.so": ('extern "C" void* PyList_New(long); void* f() { return PyList_New(0); }', (), ""),
+    "m.cpython-39-x86_64-linux-gnu.so": ('extern "C" void* PyInit_m() { return 0; }', (), "this Python is"),
+}
+
+
+LOAD = """
+import ctypes, importlib.machinery as machinery, json, os, sys, torch
+def loads(path):
+    module, _, tag = os.path.basename(path).removesuffix(".so").partition(".")
+    if tag:
+        finder = machinery.FileFinder(sys.argv[1], (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES))
+        return finder.find_spec(module) is not None
+    try:
+        ctypes.CDLL(path)
+    except OSError:
+        return False
+    return True
+print(json.dumps({name: loads(os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}))
+"""
+
+
+def test_verdicts_agree_with_the_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, (source, link, _) in FILES.items():
+        (tmp_path / "x.cpp").write_text(source)
+        command = ["g++", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "x.cpp", *link]
+        subprocess.run(command, check=True)
+    done = subprocess.run([sys.executable, "-c", LOAD, tmp_path, *FILES], capture_output=True, text=True, check=True)
+    for name, loads in json.loads(done.stdout).items():
+        assert doctor.main([str(tmp_path / name)]) == (0 if loads else 1), name
+        shown = capsys.readouterr().out
+        words = FILES[name][2]
+        if name != "level.so":  # depends on the CPU
+            assert loads == (not words), name
+        assert words in shown
+
+
+def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cache) -> None:
+    make_small(tmp_path, cache).load()
+    (entry,) = cache.entries("small")
+    code = (
+        "import sys\nfrom op_builder.report.doctor import main\n"
+        "status = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert sys.argv[1] not in open('/proc/self/maps').read()\n"
+        "sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, str(entry.artifact), "--torch", "2.10,2.99"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "torch      2.10 and newer (known up to " in done.stdout
+    assert "an op of this library chooses its kernels when it is loaded" in done.stdout
+    assert "torch 2.10.0+cpu: loads" in done.stdout
+    assert "torch 2.99: not known, the lists were made for 2.10 to " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "message"),
+    [
+        ("", ["missing.so"], "missing.so cannot be read: No such file"),
+        ("sys.modules['elftools'] = None", ["x.so"], "pyelftools is not installed"),
+        ("", ["a.so", "b.so"], "only one file"),
+        ("", ["--run"], "need a file"),
+        ("", ["x.so", "--torch", "newest"], "'newest' is no list of releases"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(before: str, arguments: list[str], message: str) -> None:
+    code = f"import sys\n{before}\nfrom op_builder.report.doctor import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["tensordict==0.14.3", "torchaudio==2.10.0", "torchao==0.18.0"])
+def test_verdicts_on_a_public_wheel_agree_with_a_throw_away_environment(
+    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not torch.__version__.endswith("+cpu"):
+        pytest.skip("the environments have CPU builds of torch")
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", tmp_path]
+    subprocess.run([*download, release], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    source = ["--find-links", os.environ["PIP_FIND_LINKS"]] if "PIP_FIND_LINKS" in os.environ else []
+    version = torch.__version__.partition("+")[0]
+    doctor.main([str(wheel), "--json", "--run", "--torch", version, *source])
+    trial = json.loads(capsys.readouterr().out)["torch"][version]
+    assert trial["agrees"] is True, trial
+    assert any(trial["happened"].values()) == (release != "tensordict==0.14.3")
+    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("accel-doctor-*"))
