@@ -28,7 +28,12 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-NATIVE = "native"
+# What each wheel is built with; any other name is a value of ACCEL_BUILD_TARGET.
+TARGETS = {
+    "native": {"ACCEL_ACCELERATOR": "cpu"},
+    "cuda": {"ACCEL_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "8.0;9.0;10.0;12.0+PTX"},
+}
+DEFAULT = ["native"]
 # What an op may need: libraries of the system, and those of torch and oneCCL, which are opened before it.
 _SYSTEM = r"/usr/lib/|/System/|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux"
 _LIBRARIES = re.compile(rf"{_SYSTEM}|(@rpath/)?lib(torch|c10)\w*\.(so|dylib)$|libccl\.so\.1$")
@@ -37,7 +42,7 @@ _LIBRARIES = re.compile(rf"{_SYSTEM}|(@rpath/)?lib(torch|c10)\w*\.(so|dylib)$|li
 def main() -> None:
     """Build the release of the checkout's commit."""
     parser = argparse.ArgumentParser(description="Build and check a release in dist/.")
-    parser.add_argument("targets", nargs="*", help=f"a wheel for each: {NATIVE}, or values of ACCEL_BUILD_TARGET")
+    parser.add_argument("targets", nargs="*", help="a wheel for each: native, cuda, or values of ACCEL_BUILD_TARGET")
     parser.add_argument("--allow-dirty", action="store_true", help="build the commit without uncommitted changes")
     options = parser.parse_args()
     if (changes := git("status", "--porcelain").rstrip()) and not options.allow_dirty:
@@ -47,9 +52,7 @@ def main() -> None:
     epoch = int(git("log", "-1", "--format=%ct"))
     os.umask(0o022)  # archives contain the modes of files
     with tempfile.TemporaryDirectory(prefix="accel-ops-release-") as scratch:
-        first, second = (
-            build(Path(scratch, name), options.targets or [NATIVE], epoch) for name in ("a", "elsewhere/b")
-        )
+        first, second = (build(Path(scratch, name), options.targets or DEFAULT, epoch) for name in ("a", "elsewhere/b"))
         for one, other in zip(first, second, strict=True):
             if difference := first_difference(one, other):
                 fail(f"Two builds of {one.name} differ. {difference}")
@@ -95,11 +98,11 @@ def build(directory: Path, targets: Sequence[str], epoch: int) -> list[Path]:
     made = list((directory / "sdist").iterdir())
     for target in targets:
         started = time.monotonic()
-        request = {"ACCEL_BUILD_OPS": "1", "ACCEL_ACCELERATOR": "cpu"}
-        if target != NATIVE:
-            request["ACCEL_BUILD_TARGET"] = target
-        options = ("--no-deps", "--no-build-isolation", "--no-cache-dir", "-w", directory / target)
-        run(sys.executable, "-m", "pip", "wheel", *options, made[0], **variables, **request)
+        request = TARGETS.get(target, {**TARGETS["native"], "ACCEL_BUILD_TARGET": target})
+        options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "-w", directory / target, made[0]]
+        if target == "cuda":  # a local version, because the name of the wheel is otherwise that of the native one
+            options.append("-C--global-option=egg_info --tag-build=+cuda")
+        run(sys.executable, "-m", "pip", "wheel", *options, ACCEL_BUILD_OPS="1", **variables, **request)
         made += (directory / target).iterdir()
         print(f"{target}: {made[-1].name}, {time.monotonic() - started:.0f} s", flush=True)
     return made
@@ -129,7 +132,9 @@ def members(path: Path) -> list[tuple[str, object, bytes | None]]:
 
 def check_binaries(wheel: Path) -> None:
     """Compare a wheel's tag with its binaries: system, architecture, use of Python's API, libraries."""
+    import abi3info
     import lief
+    from abi3info.models import PyVersion, Symbol
 
     python, _, platform = wheel.stem.split("-")[-3:]
     with zipfile.ZipFile(wheel) as archive:
@@ -143,14 +148,16 @@ def check_binaries(wheel: Path) -> None:
             used = [str(each.name) for each in binary.dynamic_symbols if each.shndx == 0]  # defined elsewhere
         elif isinstance(binary, lief.MachO.Binary):
             found, libraries = f"macosx {binary.header.cpu_type.name}", [str(each.name) for each in binary.libraries]
-            used = [str(each.name) for each in binary.imported_symbols]
+            used = [str(each.name).removeprefix("_") for each in binary.imported_symbols]
         else:
             fail(f"{prefix} is a binary of neither Linux nor macOS.")
         if not re.fullmatch(found.lower().replace(" ", r"_\d+_\d+_"), platform):
             fail(f"{prefix} is for {found.lower()}.")
-        of_python = [symbol for symbol in used if re.match(r"_{0,2}Py[A-Z_]", symbol)]
-        if python == "py3" and of_python:
-            fail(f"{prefix} uses {of_python[0]}, so it does not fit every Python.")
+        of_python = [Symbol(symbol) for symbol in used if re.match(r"_?Py[A-Z_]", symbol)]
+        for symbol in of_python if python == "py3" else []:
+            stable = abi3info.FUNCTIONS.get(symbol) or abi3info.DATAS.get(symbol)
+            if stable is None or stable.added > PyVersion(3, 10):
+                fail(f"{prefix} uses {symbol.name}, which not every Python's stable ABI has.")
         if foreign := [each for each in libraries if not _LIBRARIES.match(each)]:
             fail(f"{prefix} needs {foreign[0]}, which neither the system nor torch has.")
 

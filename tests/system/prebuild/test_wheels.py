@@ -277,9 +277,11 @@ def test_cuda_ops_are_built_without_a_device_in_addition_to_those_of_the_cpu(
         "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    log = environment.pip("wheel", "-v", "--no-deps", "-w", tmp_path, tree, **variables)
+    label = "-C--global-option=egg_info --tag-build=+cuda"
+    log = environment.pip("wheel", "-v", "--no-deps", label, "-w", tmp_path, tree, **variables)
     assert "accelerator cuda (named)" in log
     made = the_wheel(tmp_path)
+    assert made.name.split("-")[1].endswith("+cuda")
     assert binaries_in(made) == ["fused_lion", "fused_lion"]
     index = index_of(made)
     assert index["accelerator"] == "cuda"

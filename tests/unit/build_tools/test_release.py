@@ -14,7 +14,8 @@ import release
 
 CHANGELOG = "# Changelog\n\n## [0.2.0] - unreleased\n\n- A new op.\n\n## [0.1.0] - 2026-01-02\n\nFirst version.\n"
 MACOS = struct.pack("<8I", 0xFEEDFACF, 0x0100000C, 0, 6, 0, 0, 0, 0)  # a header of a library for arm64
-PYTHON = "extern void PyErr_Clear(); void f() { PyErr_Clear(); }"
+STABLE = "extern void PyErr_Clear(); void f() { PyErr_Clear(); }"
+UNSTABLE = "extern void PyUnicode_AsUTF8(); void f() { PyUnicode_AsUTF8(); }"  # stable since 3.13
 
 
 def make_wheel(directory: Path, tag: str, name: str = "pack/op.so", content: bytes = b"", year: int = 2026) -> Path:
@@ -72,7 +73,8 @@ def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(
     tmp_path: Path, compiled: Callable[[str], bytes]
 ) -> None:
     pytest.importorskip("lief")
-    plain, of_python = compiled("void f() {}"), compiled(PYTHON)
+    pytest.importorskip("abi3info")
+    plain, of_python = compiled(STABLE), compiled(UNSTABLE)
     machine = {62: "x86_64", 183: "aarch64"}[struct.unpack_from("<H", plain, 18)[0]]
     release.check_binaries(make_wheel(tmp_path, f"py3-none-manylinux_2_17_{machine}", content=plain))
     release.check_binaries(make_wheel(tmp_path, f"cp312-cp312-manylinux_2_17_{machine}", content=of_python))
@@ -81,7 +83,7 @@ def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(
         ("py3-none-manylinux_2_17_ppc64le", plain, f"pack/op.so is for manylinux {machine}"),
         ("py3-none-macosx_11_0_x86_64", MACOS, "pack/op.so is for macosx arm64"),
         ("py3-none-any", plain, "pack/op.so is for manylinux"),
-        (f"py3-none-manylinux_2_17_{machine}", of_python, "uses PyErr_Clear, so it does not fit every Python"),
+        (f"py3-none-manylinux_2_17_{machine}", of_python, "uses PyUnicode_AsUTF8, which not every Python"),
         (f"py3-none-manylinux_2_17_{machine}", b"text", "is a binary of neither Linux nor macOS"),
     ):
         with pytest.raises(SystemExit, match=message):
