@@ -49,10 +49,12 @@ def main() -> None:
         fail(f"A release contains only what is committed. Commit these changes, or add --allow-dirty:\n{changes}")
     version = re.findall(r'__version__ = "(.+)"', (ROOT / "op_builder/_version.py").read_text(encoding="utf-8"))[0]
     notes = release_notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version, git("tag", "--points-at"))
-    epoch = int(git("log", "-1", "--format=%ct"))
+    commit, epoch = git("log", "-1", "--format=%H %ct").split()
     os.umask(0o022)  # archives contain the modes of files
     with tempfile.TemporaryDirectory(prefix="accel-ops-release-") as scratch:
-        first, second = (build(Path(scratch, name), options.targets or DEFAULT, epoch) for name in ("a", "elsewhere/b"))
+        first, second = (
+            build(Path(scratch, name), commit, options.targets or DEFAULT, epoch) for name in ("a", "elsewhere/b")
+        )
         for one, other in zip(first, second, strict=True):
             if difference := first_difference(one, other):
                 fail(f"Two builds of {one.name} differ. {difference}")
@@ -64,7 +66,7 @@ def main() -> None:
         DIST.mkdir()
         sums = {path.name: hashlib.sha256(Path(shutil.copy(path, DIST)).read_bytes()).hexdigest() for path in first}
         bill = DIST / f"accel_ops-{version}.cdx.json"
-        bill.write_text(bill_of_materials(first[1], sums, epoch), encoding="utf-8")
+        bill.write_text(bill_of_materials(first[1], sums, int(epoch)), encoding="utf-8")
     sums[bill.name] = hashlib.sha256(bill.read_bytes()).hexdigest()
     (DIST / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     (DIST / "RELEASE_NOTES.md").write_text(notes, encoding="utf-8")
@@ -86,20 +88,27 @@ def release_notes(changelog: str, version: str, tags: str) -> str:
     return f"{section[2].strip()}\n"
 
 
-def build(directory: Path, targets: Sequence[str], epoch: int) -> list[Path]:
-    """Make the sdist from the commit, and from it a wheel for each target, with a cache in ``directory``."""
+def build(directory: Path, commit: str, targets: Sequence[str], epoch: str) -> list[Path]:
+    """Make the sdist from ``commit``, and from it a wheel for each target, with a cache in ``directory``."""
     tree = directory / "source"
     tree.mkdir(parents=True)
-    commit = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(commit)) as archive:
+    files = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
         archive.extractall(tree, filter="data")
-    variables = {"SOURCE_DATE_EPOCH": str(epoch), "ACCEL_CACHE_DIR": str(directory / "cache")}
+    variables = {"SOURCE_DATE_EPOCH": epoch, "ACCEL_CACHE_DIR": str(directory / "cache")}
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", directory / "sdist", tree, **variables)
     made = list((directory / "sdist").iterdir())
     for target in targets:
         started = time.monotonic()
         request = TARGETS.get(target, {**TARGETS["native"], "ACCEL_BUILD_TARGET": target})
-        options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "-w", directory / target, made[0]]
+        options: list[str | Path] = [
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-cache-dir",
+            "-w",
+            directory / target,
+            made[0],
+        ]
         if target == "cuda":  # a local version, because the name of the wheel is otherwise that of the native one
             options.append("-C--global-option=egg_info --tag-build=+cuda")
         run(sys.executable, "-m", "pip", "wheel", *options, ACCEL_BUILD_OPS="1", **variables, **request)
@@ -205,7 +214,7 @@ def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
         if each.marker is None  # the others belong to extras
     ]
     metadata = BomMetaData(component=project, timestamp=datetime.fromtimestamp(epoch, timezone.utc))
-    number = uuid.uuid5(uuid.NAMESPACE_URL, repr(sums))  # not a random one
+    number = uuid.uuid5(uuid.NAMESPACE_URL, repr(sums))  # reproducible, as all of it
     bom = Bom(components=required, metadata=metadata, serial_number=number)
     bom.register_dependency(project, required)
     return f"{JsonV1Dot6(bom).output_as_string(indent=2)}\n"
