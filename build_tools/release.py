@@ -37,16 +37,19 @@ TARGETS = {
         "NVCC_APPEND_FLAGS": "--compress-mode=size",  # nvcc's own mode makes binaries of four times the size
     },
 }
-DEFAULT = ["native"]
 # What an op may need: libraries of the system, and those of torch and oneCCL, which are opened before it.
-_SYSTEM = r"/usr/lib/|/System/|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux"
-_LIBRARIES = re.compile(rf"{_SYSTEM}|(@rpath/)?lib(torch|c10)\w*\.(so|dylib)$|libccl\.so\.1$")
+_LIBRARIES = re.compile(
+    r"/usr/lib/|/System/|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux"
+    r"|(@rpath/)?lib(torch|c10)\w*\.(so|dylib)$|libccl\.so\.1$"
+)
 
 
 def main() -> None:
     """Build the release of the checkout's commit."""
     parser = argparse.ArgumentParser(description="Build and check a release in dist/.")
-    parser.add_argument("targets", nargs="*", help="a wheel for each: native, cuda, or values of ACCEL_BUILD_TARGET")
+    parser.add_argument(
+        "targets", nargs="*", default=["native"], help="a wheel for each: native, cuda, or values of ACCEL_BUILD_TARGET"
+    )
     parser.add_argument("--allow-dirty", action="store_true", help="build the commit without uncommitted changes")
     options = parser.parse_args()
     if (changes := git("status", "--porcelain").rstrip()) and not options.allow_dirty:
@@ -56,9 +59,8 @@ def main() -> None:
     commit, epoch = git("log", "-1", "--format=%H %ct").split()
     os.umask(0o022)  # archives contain the modes of files
     with tempfile.TemporaryDirectory(prefix="accel-ops-release-") as scratch:
-        targets = options.targets or DEFAULT
-        again = [target for target in targets if target != "cuda"]  # nvcc names kernels after its own directory
-        first = build(Path(scratch, "a"), commit, sorted(targets, key="cuda".__eq__), epoch)
+        again = [target for target in options.targets if target != "cuda"]  # nvcc names kernels after its directory
+        first = build(Path(scratch, "a"), commit, sorted(options.targets, key="cuda".__eq__), epoch)
         second = build(Path(scratch, "elsewhere/b"), commit, again, epoch)
         for one, other in zip(first, second, strict=False):
             if difference := first_difference(one, other):
@@ -189,7 +191,7 @@ def check_glibc(wheel: Path) -> None:
 
 def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
     """The CycloneDX document of a release: its files, and the requirements in the metadata of ``wheel``."""
-    from cyclonedx.model import HashType, Property
+    from cyclonedx import model
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.model.license import LicenseExpression
@@ -197,26 +199,26 @@ def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
     from packageurl import PackageURL
     from packaging.metadata import Metadata
 
-    def library(name: str, version: str | None = None, **facts: Any) -> Component:
-        return Component(
-            name=name, version=version, purl=PackageURL("pypi", None, name, version), bom_ref=name, **facts
-        )
+    def component(name: str, **more: Any) -> Component:
+        return Component(name=name, bom_ref=name, **more)
 
     with zipfile.ZipFile(wheel) as archive:
         (place,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         facts = Metadata.from_email(archive.read(place))
-    files = [
-        Component(
-            name=name, type=ComponentType.FILE, bom_ref=name, hashes=[HashType.from_composite_str(f"sha256:{sum_}")]
-        )
-        for name, sum_ in sums.items()
-    ]
-    licence = LicenseExpression(str(facts.license_expression))
-    project = library(facts.name, str(facts.version), components=files, licenses=[licence], description=facts.summary)
+    hashes = {name: [model.HashType.from_composite_str(f"sha256:{digest}")] for name, digest in sums.items()}
+    project = component(
+        facts.name,
+        version=str(facts.version),
+        purl=PackageURL("pypi", None, facts.name, str(facts.version)),
+        licenses=[LicenseExpression(str(facts.license_expression))],
+        components=[component(name, type=ComponentType.FILE, hashes=hashes[name]) for name in sums],
+    )
+    needs = {each.name: str(each.specifier) for each in facts.requires_dist or [] if each.marker is None}  # no extras
     required = [
-        library(each.name, properties=[Property(name="required version", value=str(each.specifier))])
-        for each in facts.requires_dist or []
-        if each.marker is None  # the others belong to extras
+        component(
+            name, purl=PackageURL("pypi", None, name), properties=[model.Property(name="version", value=versions)]
+        )
+        for name, versions in needs.items()
     ]
     metadata = BomMetaData(component=project, timestamp=datetime.fromtimestamp(epoch, timezone.utc))
     number = uuid.uuid5(uuid.NAMESPACE_URL, repr(sums))  # reproducible, as all of it

@@ -48,7 +48,8 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """setuptools' sdist, reproducible if SOURCE_DATE_EPOCH is set."""
     name = str(build_meta.build_sdist(sdist_directory, config_settings))
-    sdist.fix_times(Path(sdist_directory, name))
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        sdist.fix_times(Path(sdist_directory, name))
     return name
 
 
