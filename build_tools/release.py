@@ -205,7 +205,7 @@ def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
     with zipfile.ZipFile(wheel) as archive:
         (place,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         facts = Metadata.from_email(archive.read(place))
-    hashes = {name: [model.HashType.from_composite_str(f"sha256:{digest}")] for name, digest in sums.items()}
+    hashes = {name: [model.HashType(alg=model.HashAlgorithm.SHA_256, content=digest)] for name, digest in sums.items()}
     project = component(
         facts.name,
         version=str(facts.version),
