@@ -152,6 +152,7 @@ def check_binaries(wheel: Path) -> None:
     import lief
     from abi3info.models import PyVersion, Symbol
 
+    lief.logging.disable()  # it logs what it does not know of a binary
     python, _, platform = wheel.stem.split("-")[-3:]
     with zipfile.ZipFile(wheel) as archive:
         contents = {name: archive.read(name) for name in archive.namelist() if name.endswith((".so", ".dylib"))}
@@ -163,7 +164,8 @@ def check_binaries(wheel: Path) -> None:
             found, libraries = f"manylinux {binary.header.machine_type.name}", [*map(str, binary.libraries)]
             used = [str(each.name) for each in binary.dynamic_symbols if each.shndx == 0]  # defined elsewhere
         elif isinstance(binary, lief.MachO.Binary):
-            found, libraries = f"macosx {binary.header.cpu_type.name}", [str(each.name) for each in binary.libraries]
+            found, itself = f"macosx {binary.header.cpu_type.name}", lief.MachO.LoadCommand.TYPE.ID_DYLIB
+            libraries = [str(each.name) for each in binary.libraries if each.command != itself]
             used = [str(each.name).removeprefix("_") for each in binary.imported_symbols]
         else:
             fail(f"{prefix} is a binary of neither Linux nor macOS.")
