@@ -18,7 +18,7 @@ PIP_INSTALL := $(if $(TORCH),PIP_CONSTRAINT=$(CONSTRAINTS) )$(BIN)/python -m pip
   --disable-pip-version-check -c $(CONSTRAINTS)
 MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format bench docs release clean
 
 help:
 	@echo "make demo    train a small character model with CPU Adam and compare it with torch's AdamW"
@@ -27,6 +27,7 @@ help:
 	@echo "make format  let ruff format the code"
 	@echo "make bench   short benchmarks; benchmarks/RESULTS.md has complete runs"
 	@echo "make docs    build the documentation into site/; broken links are errors"
+	@echo "make release sdist, wheels, checksums and notes in dist/, checked; ARGS: targets, --allow-dirty"
 	@echo "make clean   remove .venv and what builds left"
 
 DOCS_READY := $(VENV)/.ready_docs
@@ -69,5 +70,10 @@ bench: $(READY)
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
+# In an environment of its own: the tests in .venv must not find ziglang.
+release:
+	@$(MAKE) --no-print-directory VENV=.venv-release EXTRAS=release,compiler .venv-release/.ready
+	.venv-release/bin/python build_tools/release.py $(ARGS)
+
 clean:
-	rm -rf .venv .venv-torch-* build dist out site op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-torch-* .venv-release build dist out site op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -223,6 +223,9 @@ ACCEL_BUILD_TORCH = _optional(
     "Python, or directory of installed packages, whose torch a prebuild uses.",
     "the target environment",
 )
+SOURCE_DATE_EPOCH = _optional(
+    "SOURCE_DATE_EPOCH", _parse_count, "Seconds since 1970: the time that a reproducible wheel or sdist names.", "now"
+)
 ACCEL_BUILD_OP = _optional(
     "ACCEL_BUILD_<OP>",
     _parse_flag,

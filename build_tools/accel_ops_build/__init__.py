@@ -24,7 +24,7 @@ from typing import Any
 
 from setuptools import build_meta  # type: ignore[import-untyped]
 
-from accel_ops_build import wheels
+from accel_ops_build import sdist, wheels
 from accel_ops_build.target import PATH_PROGRAM, TORCH, Target, environment, fail, find_target, log
 
 Settings = Mapping[str, Any] | None
@@ -41,9 +41,16 @@ _STARTUP_FILE = Path("build_tools", "accel_ops.pth")
 _REPORTED = 3  # the worker's exit status after it has printed an error
 
 
-build_sdist = build_meta.build_sdist
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
+
+
+def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
+    """setuptools' sdist, reproducible if SOURCE_DATE_EPOCH is set."""
+    name = str(build_meta.build_sdist(sdist_directory, config_settings))
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        sdist.fix_times(Path(sdist_directory, name))
+    return name
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:

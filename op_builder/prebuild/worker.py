@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,8 +196,13 @@ def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[s
     package, artifact = outermost_package(type(builder)), Path(outcome.path)
     assert package is not None  # _is_in() has found it
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
-    # The system headers of the building machine do not count in a wheel.
-    manifest = manifest._replace(system_headers=SystemHeaders.of([]))
+    # What is only of the building machine does not count in a wheel: system headers, and the status of files.
+    headers = tuple(header._replace(status=()) for header in manifest.headers)
+    manifest = manifest._replace(headers=headers, system_headers=SystemHeaders.of([]))
+    epoch = env.SOURCE_DATE_EPOCH.get()
+    if epoch is not None:  # a reproducible wheel
+        built_at = datetime.fromtimestamp(epoch, timezone.utc).isoformat(timespec="seconds")
+        manifest = manifest._replace(built_at=built_at, build_s=0.0, peak_bytes=0)
     place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
     directory = package / DIRECTORY / place
     directory.mkdir(parents=True, exist_ok=True)

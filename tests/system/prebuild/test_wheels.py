@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import release
 import torch
 
 from op_builder.catalog.registry import all_builders
@@ -23,6 +24,7 @@ from op_builder.toolchains.oneccl import find_oneccl
 from tests.support.environments import (
     Environment,
     binaries_in,
+    copy_sources,
     files_in,
     index_of,
     run,
@@ -241,6 +243,27 @@ def test_the_wheel_names_its_tag_has_the_licence_and_is_small(ops_wheel: Path) -
     assert ops_wheel.stat().st_size < 5 << 20
 
 
+def test_sdist_and_wheel_are_equal_whenever_and_wherever_they_are_built(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rounds = []
+    for place in ("a", "elsewhere/b"):
+        directory = tmp_path / place
+        tree = copy_sources(tmp_path_factory, directory / "accel-ops")
+        for path in tree.rglob("*.*"):
+            path.touch()
+        variables = {"SOURCE_DATE_EPOCH": "1700000001", "ACCEL_CACHE_DIR": str(directory / "cache")}
+        command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", directory, tree]
+        run(*command, cwd=directory, **variables)
+        (sdist,) = directory.glob("*.tar.gz")
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", directory, sdist]
+        run(*command, cwd=directory, ACCEL_BUILD_PIN_MEMORY="1", **variables)
+        rounds.append((sdist, the_wheel(directory)))
+    assert binaries_in(rounds[0][1]) == ["pin_memory"]
+    for first, second in zip(*rounds, strict=True):
+        assert release.first_difference(first, second) == ""
+
+
 # CUDA, from a machine that has a toolkit and no device ---------------------------------------
 
 
@@ -254,9 +277,11 @@ def test_cuda_ops_are_built_without_a_device_in_addition_to_those_of_the_cpu(
         "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    log = environment.pip("wheel", "-v", "--no-deps", "-w", tmp_path, tree, **variables)
+    label = "-C--global-option=egg_info --tag-build=+cuda"
+    log = environment.pip("wheel", "-v", "--no-deps", label, "-w", tmp_path, tree, **variables)
     assert "accelerator cuda (named)" in log
     made = the_wheel(tmp_path)
+    assert made.name.split("-")[1].endswith("+cuda")
     assert binaries_in(made) == ["fused_lion", "fused_lion"]
     index = index_of(made)
     assert index["accelerator"] == "cuda"

@@ -223,9 +223,10 @@ def test_other_python_threads_run_during_an_update(cpu_adam, is_prepared):
     given = TensorLists([torch.ones(numel)], [torch.ones(numel)], [[torch.zeros(numel)], [torch.zeros(numel)]])
     prepared = cpu_adam.prepare(given, [torch.tensor(0.0)])
     raw = (*given.positional(), 1, list(OPTIONS), *PLAIN, cpu_adam.isa)
-    inside = threading.Event()
+    watched, inside = threading.Event(), threading.Event()
 
     def update() -> None:
+        watched.wait()  # without a GIL all updates may be over before start() returns
         for _ in range(100):
             inside.set()
             if is_prepared:
@@ -241,6 +242,7 @@ def test_other_python_threads_run_during_an_update(cpu_adam, is_prepared):
     sys.setswitchinterval(1000)
     try:
         worker.start()
+        watched.set()
         while worker.is_alive():
             seen += inside.is_set()
             time.sleep(1e-4)

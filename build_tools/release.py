@@ -1,0 +1,250 @@
+"""Builds a release into ``dist/``: sdist, wheels, checksums, bill of materials and notes. Uploads nothing.
+
+``make release`` runs it. Sdist and wheels are made from the commit, twice, in different directories and with empty
+caches, and must be equal byte for byte. A check that fails ends the program with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+# What each wheel is built with; any other name is a value of ACCEL_BUILD_TARGET.
+TARGETS = {
+    "native": {"ACCEL_ACCELERATOR": "cpu"},
+    "cuda": {
+        "ACCEL_ACCELERATOR": "cuda",
+        "TORCH_CUDA_ARCH_LIST": "8.0;9.0;10.0;12.0+PTX",
+        "NVCC_APPEND_FLAGS": "--compress-mode=size",  # nvcc's own mode makes binaries of four times the size
+    },
+}
+# What an op may need: libraries of the system, and those of torch and oneCCL, which are opened before it.
+_LIBRARIES = re.compile(
+    r"/usr/lib/|/System/|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux"
+    r"|(@rpath/)?lib(torch|c10)\w*\.(so|dylib)$|libccl\.so\.1$"
+)
+
+
+def main() -> None:
+    """Build the release of the checkout's commit."""
+    parser = argparse.ArgumentParser(description="Build and check a release in dist/.")
+    parser.add_argument(
+        "targets", nargs="*", default=["native"], help="a wheel for each: native, cuda, or values of ACCEL_BUILD_TARGET"
+    )
+    parser.add_argument("--allow-dirty", action="store_true", help="build the commit without uncommitted changes")
+    options = parser.parse_args()
+    if (changes := git("status", "--porcelain").rstrip()) and not options.allow_dirty:
+        fail(f"A release contains only what is committed. Commit these changes, or add --allow-dirty:\n{changes}")
+    version = re.findall(r'__version__ = "(.+)"', (ROOT / "op_builder/_version.py").read_text(encoding="utf-8"))[0]
+    notes = release_notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version, git("tag", "--points-at"))
+    commit, epoch = git("log", "-1", "--format=%H %ct").split()
+    os.umask(0o022)  # archives contain the modes of files
+    with tempfile.TemporaryDirectory(prefix="accel-ops-release-") as scratch:
+        again = [target for target in options.targets if target != "cuda"]  # nvcc names kernels after its directory
+        first = build(Path(scratch, "a"), commit, sorted(options.targets, key="cuda".__eq__), epoch)
+        second = build(Path(scratch, "elsewhere/b"), commit, again, epoch)
+        for one, other in zip(first, second, strict=False):
+            if difference := first_difference(one, other):
+                fail(f"Two builds of {one.name} differ. {difference}")
+        run(sys.executable, "-m", "twine", "check", "--strict", *first)
+        for wheel in first[1:]:
+            check_binaries(wheel)
+            check_glibc(wheel)
+        shutil.rmtree(DIST, ignore_errors=True)
+        DIST.mkdir()
+        sums = {path.name: hashlib.sha256(Path(shutil.copy(path, DIST)).read_bytes()).hexdigest() for path in first}
+        bill = DIST / f"accel_ops-{version}.cdx.json"
+        bill.write_text(bill_of_materials(first[1], sums, int(epoch)), encoding="utf-8")
+    sums[bill.name] = hashlib.sha256(bill.read_bytes()).hexdigest()
+    (DIST / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+    (DIST / "RELEASE_NOTES.md").write_text(notes, encoding="utf-8")
+    print(f"{len(second)} files are equal in two builds, and all tags fit the binaries. In {DIST}:")
+    for path in sorted(DIST.iterdir()):
+        print(f"{path.stat().st_size:>10,} bytes  {path.name}")
+
+
+def release_notes(changelog: str, version: str, tags: str) -> str:
+    """The section of ``version``. If the commit has a tag, it must be of this version, and the section have a date."""
+    section = re.search(rf"^## \[{re.escape(version)}\] - (\S+)\n+(.*?)(?=^## |\Z)", changelog, re.M | re.S)
+    if section is None:
+        fail(f"CHANGELOG.md has no section '## [{version}] - DATE' for the version in op_builder/_version.py.")
+    tagged = [tag for tag in tags.split() if tag.startswith("v")]
+    if tagged and f"v{version}" not in tagged:
+        fail(f"The commit's tag is {tagged[0]}, but op_builder/_version.py has {version}.")
+    if tagged and not re.fullmatch(r"\d{4}-\d\d-\d\d", section[1]):
+        fail(f"The commit is tagged v{version}, but CHANGELOG.md has '{section[1]}' instead of its date.")
+    return f"{section[2].strip()}\n"
+
+
+def build(directory: Path, commit: str, targets: Sequence[str], epoch: str) -> list[Path]:
+    """Make the sdist from ``commit``, and from it a wheel for each target, with a cache in ``directory``."""
+    tree = directory / "source"
+    tree.mkdir(parents=True)
+    files = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+        archive.extractall(tree, filter="data")
+    variables = {"SOURCE_DATE_EPOCH": epoch, "ACCEL_CACHE_DIR": str(directory / "cache")}
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", directory / "sdist", tree, **variables)
+    made = list((directory / "sdist").iterdir())
+    for target in targets:
+        started = time.monotonic()
+        request = TARGETS.get(target, {**TARGETS["native"], "ACCEL_BUILD_TARGET": target})
+        options: list[str | Path] = [
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-cache-dir",
+            "-w",
+            directory / target,
+            made[0],
+        ]
+        if target == "cuda":  # a local version, because the name of the wheel is otherwise that of the native one
+            options.append("-C--global-option=egg_info --tag-build=+cuda")
+        run(sys.executable, "-m", "pip", "wheel", *options, ACCEL_BUILD_OPS="1", **variables, **request)
+        made += (directory / target).iterdir()
+        print(f"{target}: {made[-1].name}, {time.monotonic() - started:.0f} s", flush=True)
+    return made
+
+
+def first_difference(one: Path, other: Path) -> str:
+    """The first member of two wheels or sdists that differs, and how; empty if the files are equal."""
+    if one.read_bytes() == other.read_bytes():
+        return ""
+    for first, second in itertools.zip_longest(members(one), members(other), fillvalue=("nothing", None, None)):
+        if first[0] != second[0]:
+            return f"One has {first[0]} where the other has {second[0]}."
+        if first != second:
+            return f"{first[0]} has other {'contents' if first[2] != second[2] else 'times or modes'}."
+    return "Their members are equal; the archives were written in another way."
+
+
+def members(path: Path) -> list[tuple[str, object, bytes | None]]:
+    """Name, times and modes, and contents of each member."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            return [(each.filename, (each.date_time, each.external_attr), wheel.read(each)) for each in wheel.filelist]
+    with tarfile.open(path) as sdist:
+        found = [(each, sdist.extractfile(each)) for each in sdist]
+        return [(each.name, (each.mtime, each.mode, each.uname), file.read() if file else b"") for each, file in found]
+
+
+def check_binaries(wheel: Path) -> None:
+    """Compare a wheel's tag with its binaries: system, architecture, use of Python's API, libraries."""
+    import abi3info
+    import lief
+    from abi3info.models import PyVersion, Symbol
+
+    lief.logging.disable()  # it logs what it does not know of a binary
+    python, _, platform = wheel.stem.split("-")[-3:]
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist() if name.endswith((".so", ".dylib"))}
+    if not contents:
+        fail(f"{wheel.name} contains no binary.")
+    for name, content in contents.items():
+        binary, prefix = lief.parse(io.BytesIO(content)), f"{wheel.name}: {name}"
+        if isinstance(binary, lief.ELF.Binary):
+            found, libraries = f"manylinux {binary.header.machine_type.name}", [*map(str, binary.libraries)]
+            used = [str(each.name) for each in binary.dynamic_symbols if each.shndx == 0]  # defined elsewhere
+        elif isinstance(binary, lief.MachO.Binary):
+            found, itself = f"macosx {binary.header.cpu_type.name}", lief.MachO.LoadCommand.TYPE.ID_DYLIB
+            libraries = [str(each.name) for each in binary.libraries if each.command != itself]
+            used = [str(each.name).removeprefix("_") for each in binary.imported_symbols]
+        else:
+            fail(f"{prefix} is a binary of neither Linux nor macOS.")
+        if not re.fullmatch(found.lower().replace(" ", r"_\d+_\d+_"), platform):
+            fail(f"{prefix} is for {found.lower()}.")
+        of_python = [Symbol(symbol) for symbol in used if re.match(r"_?Py[A-Z_]", symbol)]
+        for symbol in of_python if python == "py3" else []:
+            stable = abi3info.FUNCTIONS.get(symbol) or abi3info.DATAS.get(symbol)
+            if stable is None or stable.added > PyVersion(3, 10):
+                fail(f"{prefix} uses {symbol.name}, which not every Python's stable ABI has.")
+        if foreign := [each for each in libraries if not _LIBRARIES.match(each)]:
+            fail(f"{prefix} needs {foreign[0]}, which neither the system nor torch has.")
+
+
+def check_glibc(wheel: Path) -> None:
+    """Compare a Linux wheel's tag with what auditwheel finds in it."""
+    if not (promised := re.search(r"-manylinux_(\d+)_(\d+)_", wheel.name)):
+        return
+    audit = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
+    versions = [version for versions in audit["versioned_symbols"].values() for version in versions]
+    needed = max(tuple(map(int, each[6:].split("."))) for each in versions if each.startswith("GLIBC_"))
+    if needed > tuple(map(int, promised.groups())) or audit["unsupported_isa"]:
+        fail(f"{wheel.name} needs glibc {'.'.join(map(str, needed))}, or a newer CPU: run auditwheel show.")
+
+
+def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
+    """The CycloneDX document of a release: its files, and the requirements in the metadata of ``wheel``."""
+    from cyclonedx import model
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.license import LicenseExpression
+    from cyclonedx.output.json import JsonV1Dot6
+    from packageurl import PackageURL
+    from packaging.metadata import Metadata
+
+    def component(name: str, **more: Any) -> Component:
+        return Component(name=name, bom_ref=name, **more)
+
+    with zipfile.ZipFile(wheel) as archive:
+        (place,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        facts = Metadata.from_email(archive.read(place))
+    hashes = {name: [model.HashType(alg=model.HashAlgorithm.SHA_256, content=digest)] for name, digest in sums.items()}
+    project = component(
+        facts.name,
+        version=str(facts.version),
+        purl=PackageURL("pypi", None, facts.name, str(facts.version)),
+        licenses=[LicenseExpression(str(facts.license_expression))],
+        components=[component(name, type=ComponentType.FILE, hashes=hashes[name]) for name in sums],
+    )
+    needs = {each.name: str(each.specifier) for each in facts.requires_dist or [] if each.marker is None}  # no extras
+    required = [
+        component(
+            name, purl=PackageURL("pypi", None, name), properties=[model.Property(name="version", value=versions)]
+        )
+        for name, versions in needs.items()
+    ]
+    metadata = BomMetaData(component=project, timestamp=datetime.fromtimestamp(epoch, timezone.utc))
+    number = uuid.uuid5(uuid.NAMESPACE_URL, repr(sums))  # reproducible, as all of it
+    bom = Bom(components=required, metadata=metadata, serial_number=number)
+    bom.register_dependency(project, required)
+    return f"{JsonV1Dot6(bom).output_as_string(indent=2)}\n"
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    """The output of a command; it and the error output are shown only if the command fails."""
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        words = " ".join(map(str, command))
+        fail(f"{words} exited with status {done.returncode}.\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"error: {message}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Eight threads use the ops at the same time. On a free-threaded Python nothing but the ops' own care protects them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder
+from op_builder.ops import CPUAdam, CPULion, FusedAdam
+
+THREADS = 8
+LENGTHS = (1, 15, 1000, 4097)
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """Call ``work`` with 0 to 7 in a thread each, all at once; an exception fails the test."""
+    start = threading.Barrier(THREADS)
+
+    def run(number: int) -> None:
+        start.wait()
+        work(number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(run, range(THREADS)))
+
+
+def trained(optimizer: type[torch.optim.Optimizer], number: int) -> list[torch.Tensor]:
+    """Parameters after some steps; ``number`` seeds them and the gradients."""
+    generator = torch.Generator().manual_seed(number)
+    parameters = [torch.nn.Parameter(torch.randn(length + number, generator=generator)) for length in LENGTHS]
+    made = optimizer(parameters, lr=1e-2)
+    for _ in range(5):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        made.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize("optimizer", [CPUAdam, CPULion, FusedAdam])
+def test_optimizers_in_threads_compute_what_they_compute_alone(optimizer: type[torch.optim.Optimizer]) -> None:
+    alone = [trained(optimizer, number) for number in range(THREADS)]
+
+    def work(number: int) -> None:
+        assert all(map(torch.equal, trained(optimizer, number), alone[number]))
+
+    in_threads(work)
+
+
+def test_threads_update_through_one_op() -> None:
+    op = CPUAdamBuilder().load()
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            param, grad, first, second = torch.ones(9), torch.ones(9), torch.zeros(9), torch.zeros(9)
+            op.create_adam(1000 + number)
+            op.adam_update(1000 + number, 1, 0.1, 0.9, 0.999, 1e-8, 0.0, True, param, grad, first, second)
+            op.destroy_adam(1000 + number)
+            torch.testing.assert_close(param, torch.full((9,), 0.9))
+
+    in_threads(work)
+
+
+def test_threads_share_a_handle_of_async_io(tmp_path: Path) -> None:
+    handle = AsyncIOBuilder().load().aio_handle()
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            data = torch.full((5000 + turn,), number + 1, dtype=torch.uint8)
+            handle.pwrite(data, tmp_path / str(number), False, False)
+            back = torch.empty_like(data)
+            handle.read(back, tmp_path / str(number), False)
+            assert torch.equal(back, data)
+
+    in_threads(work)
+    assert handle.wait() == 0
