@@ -1,11 +1,13 @@
-// Gives the errors of ops the same Python class with every torch: torch raises std::invalid_argument as a ValueError
-// and std::bad_alloc as a MemoryError up to 2.14, and both as a RuntimeError from 2.15 on.
+// Passes the errors of ops to torch.
 //
-// The text of an exception that leaves an op therefore begins with the name of a class, "ValueError: ". The loaded op
-// (op_builder/load/operators.py) raises that class.
+// No exception leaves the library: it may have another C++ library than torch (ziglang's libc++), whose exceptions would
+// end the process. torch throws one in its place, which Python sees as a RuntimeError. Its text begins with the name of
+// the class that Python should see, "ValueError: ", and the loaded op (op_builder/load/operators.py) raises that.
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -16,40 +18,37 @@
 
 namespace accel::torch_c {
 
-// An exception whose text names the Python class.
-template <class Exception>
-class Named : public Exception {
- public:
-  Named(const char* python_class, const Exception& exception)
-      : Exception(exception), text_(std::string(python_class) + ": " + exception.what()) {}
-  const char* what() const noexcept override { return text_.c_str(); }
-
- private:
-  std::string text_;
-};
-
-// Throws `error` with the name of its Python class if it is one of `Exceptions`.
 template <class... Exceptions>
-void rethrow_as(const char* python_class, const std::exception& error) {
-  const auto rethrow = [&](const auto* exception) {
-    if (exception != nullptr) {
-      throw Named(python_class, *exception);
-    }
-  };
-  (rethrow(dynamic_cast<const Exceptions*>(&error)), ...);
+bool is_any(const std::exception& error) {
+  return ((dynamic_cast<const Exceptions*>(&error) != nullptr) || ...);
 }
 
-// Calls a boxed function. The classes are those that pybind11 documents.
-inline void call_naming_errors(BoxedFunction function, StableIValue* stack, uint64_t arguments, uint64_t results) {
+// The name of the Python class of an error, with a colon; empty for a RuntimeError. They are those that pybind11
+// documents.
+inline const char* python_class(const std::exception& error) {
+  const bool is_value_error =
+      is_any<std::invalid_argument, std::domain_error, std::length_error, std::range_error>(error);
+  return is_value_error                        ? "ValueError: "
+         : is_any<std::bad_alloc>(error)       ? "MemoryError: "
+         : is_any<std::out_of_range>(error)    ? "IndexError: "
+         : is_any<std::overflow_error>(error)  ? "OverflowError: "
+                                               : "";
+}
+
+// Calls a boxed function; returns the text of its error, or null. The text is kept until the thread's next error.
+[[gnu::noinline]] inline const char* error_of(BoxedFunction function, StableIValue* stack, uint64_t arguments,
+                                              uint64_t results) noexcept {
+  static thread_local char* last = nullptr;
   try {
     function(stack, arguments, results);
+    return nullptr;
   } catch (const std::exception& error) {
-    rethrow_as<std::invalid_argument, std::domain_error, std::length_error, std::range_error>("ValueError", error);
-    rethrow_as<std::bad_alloc>("MemoryError", error);
-    rethrow_as<std::out_of_range>("IndexError", error);
-    rethrow_as<std::overflow_error>("OverflowError", error);
-    throw;
+    std::free(last);
+    last = strdup((python_class(error) + std::string(error.what())).c_str());
+  } catch (...) {
+    return "An unknown exception.";
   }
+  return last != nullptr ? last : "MemoryError: ";
 }
 
 // torch passes no context to a boxed function, so each function of a library has its own caller.
@@ -59,7 +58,10 @@ inline std::size_t function_count = 0;
 
 template <std::size_t i>
 void call_function(StableIValue* stack, uint64_t arguments, uint64_t results) {
-  call_naming_errors(functions[i], stack, arguments, results);
+  // torch's exception passes this function, which has nothing to clean up: its C++ library is not asked.
+  if (const char* const error = error_of(functions[i], stack, arguments, results)) {
+    aoti_torch_check(false, "", "", 0, error);
+  }
 }
 
 template <std::size_t... i>
@@ -68,8 +70,8 @@ BoxedFunction caller(std::size_t index, std::index_sequence<i...>) {
   return callers[index];
 }
 
-// Returns `function` with the Python class in the text of its exceptions.
-inline BoxedFunction naming_errors(BoxedFunction function) {
+// Returns `function` with its errors passed to torch.
+inline BoxedFunction passing_errors(BoxedFunction function) {
   if (function_count == kMostFunctions) {
     throw std::runtime_error("A library registers at most " + std::to_string(kMostFunctions) + " functions.");
   }

@@ -97,6 +97,9 @@ AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size
 AOTITorchError aoti_torch_create_device_guard(int32_t device_index, DeviceGuardHandle* ret_guard);
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
 
+// Throws torch's exception with `msg` if `cond` is false.
+void aoti_torch_check(bool cond, const char* func, const char* file, uint32_t line, const char* msg);
+
 }  // extern "C"
 #pragma GCC visibility pop
 

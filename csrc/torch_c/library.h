@@ -42,7 +42,7 @@ class Library {
     return *this;
   }
   Library& impl(const char* name, const Boxed& boxed) {
-    ACCEL_TORCH(torch_library_impl, handle_, name, torch_c::naming_errors(boxed.function), boxed.abi);
+    ACCEL_TORCH(torch_library_impl, handle_, name, torch_c::passing_errors(boxed.function), boxed.abi);
     return *this;
   }
 #if defined(ACCEL_BOXED_BY_TORCH)

@@ -1,8 +1,7 @@
 """The ops of a loaded library, and the Python class of their errors.
 
-torch raises the C++ exceptions of ops in classes that depend on its release: ``std::invalid_argument``, for example,
-as a ``ValueError`` up to 2.14 and as a ``RuntimeError`` from 2.15 on. The text of such an exception therefore begins
-with the name of its class (csrc/torch_c/errors.h), and that class is raised here.
+torch raises the errors of ops as a ``RuntimeError``. The text of one begins with the name of the class that it should
+have (csrc/torch_c/errors.h), and that class is raised here.
 """
 
 from __future__ import annotations
