@@ -10,7 +10,10 @@ see docs/internals/debugging.md.
 
 import enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from op_builder.system.target import Target
 
 
 class Binding(enum.Enum):
@@ -130,6 +133,7 @@ class BuildPlan(NamedTuple):
         cuda_archs: target CUDA architectures, as ``9.0a+PTX``; empty without CUDA sources.
         sycl: the SYCL part; None for an op without SYCL.
         libraries: third-party libraries that the binary is linked with.
+        target: the platform to build for; None for this machine.
     """
 
     op: str
@@ -143,6 +147,7 @@ class BuildPlan(NamedTuple):
     cuda_archs: tuple[str, ...] = ()
     sycl: SyclPlan | None = None
     libraries: tuple[ForeignLibrary, ...] = ()
+    target: "Target | None" = None
 
     @property
     def uses_cuda(self) -> bool:

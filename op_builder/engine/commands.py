@@ -151,6 +151,8 @@ def _compiler_own(compiler: Compiler) -> list[str]:
 
     clang and others take the library of some GCC, which their own version does not identify: its content counts.
     """
+    if compiler.is_zig:
+        return [str(Path(compiler.path).parent / "lib")]
     prefix, target = Path(compiler.path).parent.parent, compiler.target
     if not compiler.is_gcc:
         found = [str(prefix / "lib" / "clang"), "/usr/lib/clang"]
@@ -269,7 +271,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
     unresolved symbols, and torch's have no versions, so reading them is useless. The trial load after the build
     binds all symbols of the binary and thereby checks that they exist.
     """
-    if _links_strictly(plan, toolset):
+    if _links_strictly(plan, toolset) or _is_for_macos(plan):
         return {}
     names = [f"lib{library}.so" for library in _torch_libraries(plan, toolset)]
     make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "assembler", "/dev/null")
@@ -279,7 +281,12 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
 def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
     """Whether flags have the linker find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
     words = ("defs", "undefined", "unresolved")
-    return any(word in flag for flag in (*toolset.cxx.command, *plan.link_flags) for word in words)
+    flags = [flag for flag in (*toolset.cxx.command, *plan.link_flags) if "sanitize=" not in flag]
+    return any(word in flag for flag in flags for word in words)
+
+
+def _is_for_macos(plan: BuildPlan) -> bool:
+    return plan.target is not None and plan.target.system == "darwin"
 
 
 def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries: str) -> tuple[str, ...]:
@@ -296,6 +303,10 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
     strips = toolset.cxx.is_zig and not any(flag.startswith("-g") for flag in plan.cxx_flags)
+    if _is_for_macos(plan):
+        # The loader finds torch's functions in the process; the binary names no library of torch.
+        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *(["-Wl,-S"] if strips else []))
+        return (*start, *objects, "-o", plan.artifact_name, *plan.link_flags)
     return (
         *toolset.cxx.command,
         "-shared",

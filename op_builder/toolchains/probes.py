@@ -19,6 +19,7 @@ from op_builder.system.records import is_flag
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.diagnose import diagnose
 
+_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
 
 
@@ -26,7 +27,7 @@ Prepare = Callable[[Path], list[str]]
 """Writes a probe's sources into a directory and returns the command to run there."""
 
 
-def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
+def failure_of(prepare: Prepare, timeout_s: float = _TIMEOUT_S) -> str:
     """Run a probe in a temporary directory; the cause of its failure, empty when it worked.
 
     Raises:
@@ -58,7 +59,9 @@ def _unusable_temporary_directory(reason: str) -> ToolchainError:
     )
 
 
-def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
+def remembered_failure_of(
+    prepare: Prepare, subject: str, files: list[str], memo: Memo, timeout_s: float = _TIMEOUT_S
+) -> str:
     """:func:`failure_of`, with a success remembered while ``files`` are unchanged.
 
     A failure is never remembered: what is missing may be installed the next moment.
@@ -68,7 +71,7 @@ def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo
     """
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
-        failure = failure_of(prepare)
+        failure = failure_of(prepare, timeout_s)
         if failure:
             raise _ProbeFailed(failure)
         return {"worked": True}, files

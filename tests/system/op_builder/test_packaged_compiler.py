@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import ROOT, run
+from tests.support.environments import run
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +30,6 @@ try:
 except IncompatibleOpError as error:
     print(error)
 """
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("ziglang")
-    pinned = ["-c", ROOT / "build_tools" / "constraints.txt"]
-    install = ["install", "--quiet", "--no-deps", "--target", target, *pinned, "ziglang", "pyelftools"]
-    run(sys.executable, "-m", "pip", *install, cwd=target)
-    return target
 
 
 def test_ops_are_compiled_and_those_on_torchs_headers_are_refused(packages: Path, tmp_path: Path) -> None:
