@@ -9,6 +9,7 @@ see docs/internals/debugging.md.
 """
 
 import enum
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -152,6 +153,11 @@ class BuildPlan(NamedTuple):
     @property
     def uses_cuda(self) -> bool:
         return any(source.language is Language.CUDA for source in self.sources)
+
+    @property
+    def system(self) -> str:
+        """The system that the binary is for, as ``sys.platform``."""
+        return sys.platform if self.target is None else self.target.system
 
     @property
     def artifact_name(self) -> str:

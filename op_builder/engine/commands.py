@@ -271,7 +271,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
     unresolved symbols, and torch's have no versions, so reading them is useless. The trial load after the build
     binds all symbols of the binary and thereby checks that they exist.
     """
-    if _links_strictly(plan, toolset) or _is_for_macos(plan):
+    if _links_strictly(plan, toolset) or plan.system == "darwin":
         return {}
     names = [f"lib{library}.so" for library in _torch_libraries(plan, toolset)]
     make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "assembler", "/dev/null")
@@ -283,10 +283,6 @@ def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
     words = ("defs", "undefined", "unresolved")
     flags = [flag for flag in (*toolset.cxx.command, *plan.link_flags) if "sanitize=" not in flag]
     return any(word in flag for flag in flags for word in words)
-
-
-def _is_for_macos(plan: BuildPlan) -> bool:
-    return plan.target is not None and plan.target.system == "darwin"
 
 
 def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries: str) -> tuple[str, ...]:
@@ -303,9 +299,9 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
     strips = toolset.cxx.is_zig and not any(flag.startswith("-g") for flag in plan.cxx_flags)
-    if _is_for_macos(plan):
+    if plan.system == "darwin":
         # The loader finds torch's functions in the process; the binary names no library of torch.
-        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *(["-Wl,-S"] if strips else []))
+        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *(["-Wl,-S,-x"] if strips else []))
         return (*start, *objects, "-o", plan.artifact_name, *plan.link_flags)
     return (
         *toolset.cxx.command,

@@ -26,6 +26,7 @@ from op_builder.system.global_symbols import libraries_offering
 from op_builder.system.interpreter import bare_command, isolated_command
 from op_builder.system.macho import read_library
 from op_builder.system.process import Finished, run
+from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import binutil
@@ -148,7 +149,7 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
     """
-    if plan.target is not None and plan.target.system == "darwin":
+    if plan.system == "darwin":
         defined, undefined, least_macos = read_library(artifact)
         needs = {"macOS": least_macos}
     else:
@@ -244,14 +245,15 @@ def _kind(defined: set[str], plan: BuildPlan) -> str:
 
 def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """What must be open before the binary of ``plan``, which names it without a path."""
-    names = ["libtorch_cpu.so"] if plan.binding is not Binding.TVM_FFI else []
+    names = ["torch_cpu"] if plan.binding is not Binding.TVM_FFI else []
     if names and (plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx):
-        names.append("libtorch.so")
+        names.append("torch")
     if plan.binding.uses_torch_cxx:
-        names.append("libtorch_python.so")
+        names.append("torch_python")
     sycl = [str(toolset.sycl.library)] if toolset.sycl is not None else []
     foreign = [str(library.library) for library in plan.libraries]
-    return [*(str(torch_install().library_dir / name) for name in names), *sycl, *foreign]
+    own = (torch_install().library_dir / library_file(name, plan.system) for name in names)
+    return [*map(str, own), *sycl, *foreign]
 
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler, preloaded: Sequence[str]) -> Inspection:

@@ -41,6 +41,11 @@ _UNSUPPORTED = {
 }
 
 
+def library_file(name: str, system: str) -> str:
+    """The file name of a shared library on ``system``: ``libtorch.so`` of ``torch``."""
+    return f"{name}.dll" if system == "win32" else f"lib{name}.{'dylib' if system == 'darwin' else 'so'}"
+
+
 def requested_target() -> Target | None:
     """The platform that ``ACCEL_BUILD_TARGET`` names; None if it is unset.
 

@@ -6,7 +6,7 @@ import pytest
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError
-from op_builder.system.target import requested_target
+from op_builder.system.target import library_file, requested_target
 
 
 def test_without_the_variable_ops_are_built_for_this_machine() -> None:
@@ -41,3 +41,10 @@ def test_another_platform_is_refused(name: str, reason: str) -> None:
     with env.scope(ACCEL_BUILD_TARGET=name), pytest.raises(EnvironmentValueError) as raised:
         requested_target()
     assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "file"), [("linux", "libtorch.so"), ("darwin", "libtorch.dylib"), ("win32", "torch.dll")]
+)
+def test_a_library_has_the_name_that_its_system_gives_it(system: str, file: str) -> None:
+    assert library_file("torch", system) == file
