@@ -306,7 +306,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     return (
         *toolset.cxx.command,
         "-shared",
-        *(["-Wl,--strip-debug"] if strips else []),
+        *(["-Wl,--strip-debug,--gc-sections"] if strips else []),
         *objects,
         "-o",
         plan.artifact_name,

@@ -161,12 +161,11 @@ def _choose(
     for builder in builders:
         if isinstance(builder, UnavailableOpBuilder) and builder.name in available:
             continue  # another device has it
-        reason = _reason_against_target(builder)
-        if request.requires(builder):
-            if reason is not None:
-                raise IncompatibleOpError(f"{builder.name} cannot be built: {reason}", f"Unset {variable_of(builder)}.")
-        else:
-            reason = _reason_against(builder, request, accelerator) or reason
+        lacking = _reason_against_target(builder)
+        if lacking is not None and request.requires(builder):
+            raise IncompatibleOpError(f"{builder.name} cannot be built: {lacking}.", f"Unset {variable_of(builder)}.")
+        reason = None if request.requires(builder) else _reason_against(builder, request, accelerator)
+        reason = lacking if reason is None else reason
         if reason is None:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
         else:
