@@ -17,6 +17,7 @@ from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
+from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.toolset import Toolset
 
 # The object that linked device code becomes, named as torch names it.
@@ -298,15 +299,16 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     chosen = [flag for flag in plan.link_flags if flag.startswith(("-fuse-ld", "-B", "--ld-path"))]
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
-    strips = toolset.cxx.is_zig and not any(flag.startswith("-g") for flag in plan.cxx_flags)
+    keeps_debug = not toolset.cxx.is_zig or any(flag.startswith("-g") for flag in plan.cxx_flags)
+    stripped = [] if keeps_debug else strip_flags(plan.system)
     if plan.system == "darwin":
         # The loader finds torch's functions in the process; the binary names no library of torch.
-        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *(["-Wl,-S,-x"] if strips else []))
+        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *stripped)
         return (*start, *objects, "-o", plan.artifact_name, *plan.link_flags)
     return (
         *toolset.cxx.command,
         "-shared",
-        *(["-Wl,--strip-debug,--gc-sections"] if strips else []),
+        *stripped,
         *objects,
         "-o",
         plan.artifact_name,

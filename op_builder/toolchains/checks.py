@@ -23,6 +23,7 @@ from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
+from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.probes import remembered_failure_of
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
 
     def compile_and_link(directory: Path) -> list[str]:
         (directory / "probe.cpp").write_text(text)
-        return [*compiler.command, *flags, "-fPIC", "-shared", "probe.cpp", "-o", "probe.so"]
+        stripped = strip_flags(plan.system) if compiler.is_zig else []
+        return [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
 
     subject = f"c++ {compiler.identity} {flags} {text}"
     # The first use of ziglang for a platform compiles its C++ library.

@@ -42,6 +42,11 @@ def packaged_command(language: str, target: Target | None = None) -> tuple[str, 
     return (*command, "-target", triple, "-fno-sanitize=undefined")
 
 
+def strip_flags(system: str) -> list[str]:
+    """Flags that leave debug information out of a library for ``system``; with other flags zig builds libc++ again."""
+    return ["-Wl,-S,-x" if system == "darwin" else "-Wl,--strip-debug,--gc-sections"]
+
+
 def cc() -> NoReturn:
     """The console script ``accel-cc``."""
     _execute("cc", "accel-cc")
