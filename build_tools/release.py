@@ -48,7 +48,10 @@ def main() -> None:
     """Build the release of the checkout's commit."""
     parser = argparse.ArgumentParser(description="Build and check a release in dist/.")
     parser.add_argument(
-        "targets", nargs="*", default=["native"], help="a wheel for each: native, cuda, or values of ACCEL_BUILD_TARGET"
+        "targets",
+        nargs="*",
+        default=["native", "linux_x86_64", "linux_aarch64", "macosx_arm64"],
+        help="a wheel for each: native, cuda, or values of ACCEL_BUILD_TARGET (default: all but cuda)",
     )
     parser.add_argument("--allow-dirty", action="store_true", help="build the commit without uncommitted changes")
     options = parser.parse_args()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import importlib.util
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -13,8 +15,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Entry
 from op_builder.catalog.device import requested_package
@@ -26,8 +30,11 @@ from op_builder.engine.build import BuildOptions, measured_bytes
 from op_builder.engine.kernels import compile_all_kernels
 from op_builder.errors import AccelError
 from op_builder.load.resolver import Request, compile_now
+from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
+from op_builder.system.interpreter import isolated_command
 from op_builder.system.outcomes import failures
+from op_builder.system.target import requested_target
 from op_builder.toolchains.jobs import JobBudget, allowed_jobs, job_bytes
 from op_builder.toolchains.toolset import find_toolset
 
@@ -37,6 +44,7 @@ Report = Callable[[str, int, int, str], None]
 T = TypeVar("T")
 U = TypeVar("U")
 
+_PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=True)"
 _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "red"}
 
 
@@ -179,14 +187,30 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="build no op, but precompile torch/extension.h (with GCC; 600 to 800 MB in the cache) with flags of the "
         "named ops or without flags; ops that include it first then compile faster",
     )
+    parser.add_argument(
+        "--wheel",
+        metavar="DIR",
+        help="build the wheel of the project in the current directory, with the ops in it, and put it into DIR",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="PLATFORM",
+        help="the platform of the wheel: linux_x86_64, linux_aarch64 or macosx_arm64; compiled by the package ziglang",
+    )
     options = parser.parse_args(arguments)
+    if options.target is not None and options.wheel is None:
+        parser.error("--target needs --wheel; ops for another platform cannot be loaded here")
+    if options.wheel is not None and (options.namespace or options.precompile or options.force or options.json):
+        parser.error("--wheel cannot be combined with other options than --all and --target")
     if not options.precompile and bool(options.ops) == options.all:
         parser.error("name the ops to build, or use --all")
     if options.namespace is not None and (len(options.ops) != 1 or options.precompile):
         parser.error("--namespace needs one op; libraries cannot share a namespace")
     try:
         # An accelerator that the environment names need not be present.
-        _, package = requested_package()
+        package = requested_package()[1] if options.target is None else HOST_PACKAGE
+        with env.scope(**{env.ACCEL_BUILD_TARGET.name: options.target}):
+            requested_target()
         if options.all:
             builders = list(all_builders(package).values())
         else:
@@ -194,6 +218,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.wheel is not None:
+        return _build_wheel(options.wheel, options.target, [] if options.all else builders)
     if options.precompile:
         return _precompile(builders, is_all=options.all)
     with _display([builder.name for builder in builders]) as report:
@@ -205,6 +231,20 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     else:
         _print_summary(outcomes)
     return int(failed)
+
+
+def _build_wheel(directory: str, target: str | None, builders: Sequence[OpBuilder]) -> int:
+    """Have pip build the project's wheel with these ops, or with all; returns pip's exit status."""
+    if not Path("pyproject.toml").is_file():
+        print(f"No pyproject.toml in {Path.cwd()}.\n  Remedy: Run this in the project of the ops.", file=sys.stderr)
+        return 2
+    switches = {variable_of(builder): "1" for builder in builders} or {env.ACCEL_BUILD_OPS.name: "1"}
+    # pip would download the tools into an environment of its own, ziglang with 100 MB.
+    has_tools = all(map(importlib.util.find_spec, ("setuptools", "wheel", "ninja", "ziglang", "elftools")))
+    options = ["--no-build-isolation"] if has_tools else []
+    command = isolated_command(_PIP, "wheel", *options, "--no-deps", "--wheel-dir", directory, ".")
+    environment = env.child_environment(**{**switches, env.ACCEL_BUILD_TARGET.name: target})
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _with_namespace(builder: OpBuilder, namespace: str | None) -> OpBuilder:

@@ -223,6 +223,11 @@ ACCEL_BUILD_TORCH = _optional(
     "Python, or directory of installed packages, whose torch a prebuild uses.",
     "the target environment",
 )
+ACCEL_BUILD_TARGET = _text(
+    "ACCEL_BUILD_TARGET",
+    "Platform to build the wheel's ops for with the package ziglang: linux_x86_64, linux_aarch64 or macosx_arm64.",
+    "this machine",
+)
 SOURCE_DATE_EPOCH = _optional(
     "SOURCE_DATE_EPOCH", _parse_count, "Seconds since 1970: the time that a reproducible wheel or sdist names.", "now"
 )
@@ -327,7 +332,7 @@ def build_switches() -> dict[str, bool]:
         EnvironmentValueError: a value is neither 0 nor 1.
     """
     prefix = ACCEL_BUILD_OP.name.partition("<")[0]
-    general = {variable.name for variable in (ACCEL_BUILD_OPS, ACCEL_BUILD_TORCH)}
+    general = {variable.name for variable in (ACCEL_BUILD_OPS, ACCEL_BUILD_TORCH, ACCEL_BUILD_TARGET)}
     names = sorted(name for name in os.environ if name.startswith(prefix) and name not in general)
     values = {name: Variable(name, _parse_flag, None, "").get() for name in names}
     return {name: value for name, value in values.items() if value is not None}

@@ -9,8 +9,12 @@ see docs/internals/debugging.md.
 """
 
 import enum
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from op_builder.system.target import Target
 
 
 class Binding(enum.Enum):
@@ -130,6 +134,7 @@ class BuildPlan(NamedTuple):
         cuda_archs: target CUDA architectures, as ``9.0a+PTX``; empty without CUDA sources.
         sycl: the SYCL part; None for an op without SYCL.
         libraries: third-party libraries that the binary is linked with.
+        target: the platform to build for; None for this machine.
     """
 
     op: str
@@ -143,10 +148,16 @@ class BuildPlan(NamedTuple):
     cuda_archs: tuple[str, ...] = ()
     sycl: SyclPlan | None = None
     libraries: tuple[ForeignLibrary, ...] = ()
+    target: "Target | None" = None
 
     @property
     def uses_cuda(self) -> bool:
         return any(source.language is Language.CUDA for source in self.sources)
+
+    @property
+    def system(self) -> str:
+        """The system that the binary is for, as ``sys.platform``."""
+        return sys.platform if self.target is None else self.target.system
 
     @property
     def artifact_name(self) -> str:

@@ -31,6 +31,8 @@ Settings = Mapping[str, Any] | None
 
 # Requirements of compiling and packing, in addition to a compiler and torch.
 _TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
+# The compiler for another platform, and a reader of its binaries.
+_CROSS_TOOLS = ["ziglang>=0.16", "pyelftools>=0.31"]
 _SOURCE_ROOTS = ("", "src")
 _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
@@ -117,10 +119,11 @@ def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Se
         needed = list(of_setuptools(config_settings))
     if not _ops_requested():
         return needed
+    needed += [*_TOOLS, *(_CROSS_TOOLS if os.environ.get("ACCEL_BUILD_TARGET") else [])]
     if _find_target() is not None:
-        return [*needed, *_TOOLS]
+        return needed
     log(f"no torch was found, so this build requires {TORCH}; set ACCEL_BUILD_TORCH to use an installed one")
-    return [*needed, *_TOOLS, TORCH]
+    return [*needed, TORCH]
 
 
 def _find_target() -> Target | None:

@@ -17,6 +17,13 @@
 
 #include "torch_c/functions.h"
 
+#if defined(_LIBCPP_VERSION)
+// libc++'s message about an uncaught exception would bring its demangler into every binary: a quarter of its size.
+extern "C" [[gnu::weak, gnu::visibility("hidden")]] char* __cxa_demangle(const char*, char*, std::size_t*, int*) {
+  return nullptr;
+}
+#endif
+
 namespace accel::torch_c {
 
 template <class... Exceptions>

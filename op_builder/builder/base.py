@@ -26,6 +26,7 @@ from op_builder.system.torch_install import torch_install
 if TYPE_CHECKING:
     from op_builder.engine.ninja import Progress
     from op_builder.system.outcomes import CheckOutcome
+    from op_builder.system.target import Target
 
 # Modules that only a build, a check or a helper needs are imported in functions: they would cost more time than the
 # rest of a warm load.
@@ -51,6 +52,7 @@ class OpBuilder(ABC):
         given_archs: CUDA architectures to plan for, taken from an existing binary; None to detect them.
         fixed_namespace: torch namespace in which the library registers the ops when it is opened; None for a library
             that only ``load()`` opens.
+        target: the platform to build for; None for this machine.
     """
 
     NAME: ClassVar[str] = ""
@@ -69,6 +71,7 @@ class OpBuilder(ABC):
         self._logged: set[str] = set()
         self.given_archs: list[str] | None = None
         self.fixed_namespace: str | None = None
+        self.target: Target | None = None
         if type(self).is_compatible is not OpBuilder.is_compatible:
             from op_builder.builder.lazy_cpp_extension import offer_cpp_extension  # few builders do this
 

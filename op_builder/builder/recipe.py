@@ -123,6 +123,7 @@ def _plan_of(builder: OpBuilder) -> BuildPlan:
         link_flags=(*link_args, *map(_library_flag, libraries)),
         cuda_archs=archs,
         libraries=_binding_libraries(builder.BINDING),
+        target=builder.target,
     )
     return _settled(builder.finish_plan(plan), standard)
 

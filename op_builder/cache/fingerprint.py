@@ -126,7 +126,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         toolset: None where no compiler is installed; the key then lacks the compilers' parts.
     """
     parts = recipe_parts(plan)
-    parts["platform"] = platform_name()
+    parts["platform"] = platform_name() if plan.target is None else plan.target.platform
     parts["cuda archs"] = ";".join(plan.cuda_archs)
     if plan.sycl is not None:
         from op_builder.toolchains.sycl_runtime import find_runtime

@@ -25,6 +25,7 @@ class Op(NamedTuple):
         works_anywhere: whether its tensors are in host memory on every device, so that every device has the op.
         base: the builder's base class in :mod:`op_builder.catalog.native`.
         front_ends: the names that users import from ``op_builder.ops``, each with its module there.
+        left_out: the systems (``linux``, ``darwin``) that a build for another platform omits it for, with the reasons.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Op(NamedTuple):
     works_anywhere: bool = False
     base: str = "NativeOpBuilder"
     front_ends: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def build_variable(self) -> str:
@@ -119,6 +121,7 @@ OPS = (
         "AsyncIOBuilder",
         "tensors to and from files, asynchronously",
         "io.async_io.AsyncIOModule",
+        # The queues of io_uring and libaio are empty except on Linux; the threads need only POSIX.
         sources=(*(f"aio/{name}.cpp" for name in _AIO), "memory/pages.cpp"),
         works_anywhere=True,
         base="AsyncIOBase",
@@ -140,6 +143,7 @@ OPS = (
         sources=("comm/reduce.cpp", "comm/collectives.cpp", "comm/group.cpp", "comm/segment.cpp", "cpu/isa.cpp"),
         works_anywhere=True,
         base="SharedMemoryBase",
+        left_out=(("darwin", "it needs memfd_create(2) and futex(2) of Linux"),),
     ),
     Op(
         "ccl_comm",
@@ -149,6 +153,10 @@ OPS = (
         sources=("ccl/communicator.cpp",),
         works_anywhere=True,
         base="OneCCLBase",
+        left_out=(
+            ("linux", "oneCCL's C++ functions take the types of libstdc++, and clang of ziglang has libc++"),
+            ("darwin", "oneCCL is for Linux"),
+        ),
     ),
     Op(
         "pack_bits",

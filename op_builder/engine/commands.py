@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
-from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, torch_libgomp
+from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, strip_flags, torch_libgomp
 from op_builder.toolchains.toolset import Toolset
 
 # The object that linked device code becomes, named as torch names it.
@@ -153,6 +153,8 @@ def _compiler_own(compiler: Compiler) -> list[str]:
 
     clang and others take the library of some GCC, which their own version does not identify: its content counts.
     """
+    if compiler.is_zig:
+        return [str(Path(compiler.path).parent / "lib")]
     prefix, target = Path(compiler.path).parent.parent, compiler.target
     if not compiler.is_gcc:
         found = [str(prefix / "lib" / "clang"), "/usr/lib/clang"]
@@ -205,10 +207,15 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         *maps,
         *(f"-I{path}" for path in plan.include_dirs),
         *_flagged("-isystem", _all_system_includes(plan, toolset)),
-        *(openmp_headers() if toolset.cxx.is_zig and "-fopenmp" in flags else []),
+        *(openmp_headers() if _packaged_openmp(plan, flags, toolset.cxx) else []),
     ]
     # An error is found in the text form of messages only, and a later flag does not override an earlier one.
     return [word for word in command if not word.startswith("-fdiagnostics-format=")]
+
+
+def _packaged_openmp(plan: BuildPlan, flags: Iterable[str], compiler: Compiler) -> bool:
+    # For another platform the libgomp of torch is not there.
+    return compiler.is_zig and plan.target is None and "-fopenmp" in flags
 
 
 def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -279,7 +286,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
     unresolved symbols, and torch's have no versions, so reading them is useless. The trial load after the build
     binds all symbols of the binary and thereby checks that they exist.
     """
-    if _links_strictly(plan, toolset):
+    if _links_strictly(plan, toolset) or plan.system == "darwin":
         return {}
     names = [f"lib{library}.so" for library in _torch_libraries(plan, toolset)]
     make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "assembler", "/dev/null")
@@ -289,7 +296,8 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
 def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
     """Whether flags have the linker find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
     words = ("defs", "undefined", "unresolved")
-    return any(word in flag for flag in (*toolset.cxx.command, *plan.link_flags) for word in words)
+    flags = [flag for flag in (*toolset.cxx.command, *plan.link_flags) if "sanitize=" not in flag]
+    return any(word in flag for flag in flags for word in words)
 
 
 def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries: str) -> tuple[str, ...]:
@@ -305,16 +313,21 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     chosen = [flag for flag in plan.link_flags if flag.startswith(("-fuse-ld", "-B", "--ld-path"))]
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
-    strips = toolset.cxx.is_zig and not any(flag.startswith("-g") for flag in plan.cxx_flags)
+    keeps_debug = not toolset.cxx.is_zig or any(flag.startswith("-g") for flag in plan.cxx_flags)
+    stripped = [] if keeps_debug else strip_flags(plan.system)
+    if plan.system == "darwin":
+        # The loader finds torch's functions in the process; the binary names no library of torch.
+        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *stripped)
+        return (*start, *objects, "-o", plan.artifact_name, *plan.link_flags)
     link_flags = plan.link_flags
     openmp: list[str] = []
-    if toolset.cxx.is_zig and "-fopenmp" in (*plan.cxx_flags, *link_flags):
+    if _packaged_openmp(plan, (*plan.cxx_flags, *link_flags), toolset.cxx):
         link_flags = tuple(flag for flag in link_flags if flag != "-lgomp")
         openmp = openmp_runtime("c++", torch_libgomp() or "-lgomp")
     return (
         *toolset.cxx.command,
         "-shared",
-        *(["-Wl,--strip-debug"] if strips else []),
+        *stripped,
         *objects,
         *openmp,
         "-o",

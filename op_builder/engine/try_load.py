@@ -3,7 +3,8 @@
 It is opened in a child process, so a crash while loading harms nothing else; a Python module's init function runs there
 too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch, and one that uses no symbol of
 torch none of torch's libraries. One that needs a missing runtime (CUDA on a CPU build of torch) cannot be opened, and
-its undefined symbols are compared with the list of those that a loader would find.
+its undefined symbols are compared with the list of those that a loader would find. So are those of a binary for another
+platform.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache.fingerprint import platform_name
+from op_builder.engine.stable_abi import check_target_functions
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
 from op_builder.system.global_symbols import libraries_offering
 from op_builder.system.interpreter import bare_command, isolated_command
+from op_builder.system.macho import read_library
 from op_builder.system.process import Finished, run
+from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import binutil
@@ -144,8 +149,12 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
     """
-    defined, undefined = _symbols(artifact, toolset.cxx)
-    needs = _newest_versions(undefined)
+    if plan.system == "darwin":
+        defined, undefined, least_macos = read_library(artifact)
+        needs = {"macOS": least_macos}
+    else:
+        defined, undefined = _symbols(artifact, toolset.cxx, is_for_target=plan.target is not None)
+        needs = _newest_versions(undefined)
     if toolset.sycl is not None:
         needs[SYCL_LIBRARY] = str(toolset.sycl.major)
     try:
@@ -180,6 +189,10 @@ def _tried(
         raise LoadError(
             f"{artifact.name} exports no function of TVM FFI.", "Use TVM_FFI_DLL_EXPORT_TYPED_FUNC in one source."
         )
+    if plan.target is not None:
+        check_target_functions(artifact, plan, kind, undefined, compiler)
+        if plan.target.platform != platform_name():
+            return Inspection(kind, (), f"undefined symbols only: it is for {plan.target.name}")
     if plan.uses_cuda and torch.cuda is None and kind != "tvm_ffi":
         return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined, compiler))
     module = plan.module_name if kind == "python" else ""
@@ -232,14 +245,15 @@ def _kind(defined: set[str], plan: BuildPlan) -> str:
 
 def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """What must be open before the binary of ``plan``, which names it without a path."""
-    names = ["libtorch_cpu.so"] if plan.binding is not Binding.TVM_FFI else []
+    names = ["torch_cpu"] if plan.binding is not Binding.TVM_FFI else []
     if names and (plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx):
-        names.append("libtorch.so")
+        names.append("torch")
     if plan.binding.uses_torch_cxx:
-        names.append("libtorch_python.so")
+        names.append("torch_python")
     sycl = [str(toolset.sycl.library)] if toolset.sycl is not None else []
     foreign = [str(library.library) for library in plan.libraries]
-    return [*(str(torch_install().library_dir / name) for name in names), *sycl, *foreign]
+    own = (torch_install().library_dir / library_file(name, plan.system) for name in names)
+    return [*map(str, own), *sycl, *foreign]
 
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler, preloaded: Sequence[str]) -> Inspection:
@@ -310,7 +324,7 @@ def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
         )
 
 
-def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
+def _symbols(artifact: Path, compiler: Compiler, *, is_for_target: bool) -> tuple[set[str], set[str]]:
     """Defined and undefined dynamic symbols; the undefined keep their version, as ``memcpy@GLIBC_2.14``."""
     if not artifact.exists():
         raise LoadError(
@@ -319,8 +333,11 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
         )
     nm = binutil("nm", compiler.command)
     try:
-        listed = run([nm, "-D", str(artifact)])
+        # This machine's nm may not know the format of another one.
+        listed = run([nm, "-D", str(artifact)]) if not is_for_target else None
     except ToolchainError:  # a machine without binutils
+        listed = None
+    if listed is None:
         from op_builder.system.elf import dynamic_symbols  # 60 ms
 
         try:

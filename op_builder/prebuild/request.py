@@ -13,6 +13,9 @@ from op_builder.errors import UnknownOpError
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
 
+HOST_PACKAGE = "op_builder.cpu"
+"""The package of the host's ops, which every wheel has."""
+
 _PREFIX = env.ACCEL_BUILD_OP.name.partition("<")[0]
 
 
@@ -30,12 +33,15 @@ class BuildRequest:
 
     @staticmethod
     def from_environment() -> BuildRequest:
-        """The request in the environment.
+        """The request in the environment; a platform alone requests every op.
 
         Raises:
             EnvironmentValueError: a variable is neither 0 nor 1.
         """
-        return BuildRequest(env.ACCEL_BUILD_OPS.get(), env.build_switches())
+        ops = env.build_switches()
+        is_platform_alone = env.ACCEL_BUILD_TARGET.raw() is not None and not any(ops.values())
+        default = is_platform_alone and env.ACCEL_BUILD_OPS.raw() is None
+        return BuildRequest(env.ACCEL_BUILD_OPS.get() or default, ops)
 
     def wants(self, builder: OpBuilder) -> bool:
         """Whether the op is requested."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from op_builder.cache.store import Manifest
+from op_builder.system.target import Target
 
 GCC_LIBRARIES = (
     ((2, 17), (3, 4, 19), (1, 3, 7)),
@@ -21,16 +22,22 @@ GCC_LIBRARIES = (
 """(glibc, GLIBCXX, CXXABI): the oldest C library on systems with these C++ libraries, from the manylinux policies."""
 
 
-def wheel_tag(manifests: Sequence[Manifest]) -> str:
+def wheel_tag(manifests: Sequence[Manifest], target: Target | None = None) -> str:
     """The tag of a wheel with these binaries.
 
     Binaries on the Stable ABI fit any CPython, one on torch's C++ API only the CPython that it was built for. The
-    platform on Linux is the oldest C library that all binaries can use.
+    platform on Linux is the oldest C library that all binaries can use, on macOS the oldest system.
+
+    Args:
+        target: the platform that they are for; this machine's by default.
     """
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
     any_python = all(manifest.fits_any_python for manifest in manifests)
     python = "py3-none" if any_python else f"{version}-{version}{sys.abiflags}"  # with "t" for free-threaded Python
-    library, here = platform.libc_ver()
+    if target is not None and target.system == "darwin":
+        major, minor = max(_numbers(manifest.needs["macOS"])[:2] for manifest in manifests)
+        return f"{python}-macosx_{major}_{minor}_{target.machine}"
+    library, here = platform.libc_ver() if target is None else ("glibc", "99")
     if library != "glibc":
         from packaging.tags import platform_tags  # a requirement of builds only
 
@@ -42,7 +49,7 @@ def wheel_tag(manifests: Sequence[Manifest]) -> str:
         needed += [glibc[:2], next(fitting, GCC_LIBRARIES[-1][0])]
     # A compiler may come with newer C++ libraries than this system's.
     major, minor = min(max(needed), _numbers(here)[:2])
-    return f"{python}-manylinux_{major}_{minor}_{platform.machine()}"
+    return f"{python}-manylinux_{major}_{minor}_{platform.machine() if target is None else target.machine}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -27,15 +27,18 @@ from op_builder.cache.failures import obstacle
 from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.catalog.device import is_accelerator_named, requested_package
+from op_builder.catalog.native import RowBuilder
 from op_builder.catalog.on_torch import TorchRowBuilder
 from op_builder.catalog.registry import all_builders, registered_packages
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
-from op_builder.prebuild.request import BuildRequest, variable_of
+from op_builder.plan import Binding
+from op_builder.prebuild.request import HOST_PACKAGE, BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.system.records import encode
+from op_builder.system.target import requested_target
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 
@@ -44,8 +47,6 @@ if TYPE_CHECKING:
 
 REPORTED = 3
 """The exit status after a failure was reported."""
-
-_HOST_OPS = "op_builder.cpu"
 
 
 def prebuild(tree: Path, request: BuildRequest) -> str:
@@ -59,8 +60,9 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         AccelError: an op failed to compile, or a variable is invalid.
     """
     started = time.monotonic()
-    accelerator, package = requested_package()
-    every = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
+    target = requested_target()
+    accelerator, package = requested_package() if target is None else ("cpu", HOST_PACKAGE)
+    every = [*all_builders(package).values(), *all_builders(HOST_PACKAGE).values()]
     candidates = [builder for builder in every if not isinstance(builder, TorchRowBuilder)]
     incomplete = [found for found in registered_packages(package) if found.complaint]
     request.check_names(candidates, " ".join(found.complaint for found in incomplete))
@@ -73,14 +75,19 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         else f"detected; {env.ACCEL_ACCELERATOR.name} selects another, with or without its device"
     )
     log(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({source})")
+    if target is not None:
+        log(f"building host ops for {target.name}")
     own = [builder for builder in candidates if _is_in(tree, builder)]
+    for builder in own:
+        builder.target = target
     chosen, left_out = _choose(own, request, accelerator)
     if not any(map(request.wants, own)):
         if problems and request.everything:
             raise _nothing_built(problems)
         log("no op of this project is requested; the wheel has none")
         return ""
-    _reject_cpu_of_compiler()
+    if target is None:
+        _reject_cpu_of_compiler()
     with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
         outcomes = build_all(chosen, required=required, force=False, report=_log_progress(len(chosen)))
@@ -90,7 +97,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         built = [_place(*pair) for pair in zip(chosen, outcomes, strict=True) if pair[1].status != "skipped"]
     if not built:
         raise _nothing_built(_by_reason(left_out))
-    tag = wheel_tag([manifest for _, manifest, _ in built])
+    tag = wheel_tag([manifest for _, manifest, _ in built], target)
     for package_dir in dict.fromkeys(package_dir for package_dir, _, _ in built):
         index = {
             "distribution": next(tree.glob("*.dist-info")).name.partition("-")[0],
@@ -155,7 +162,11 @@ def _choose(
     for builder in builders:
         if isinstance(builder, UnavailableOpBuilder) and builder.name in available:
             continue  # another device has it
+        lacking = _reason_against_target(builder)
+        if lacking is not None and request.requires(builder):
+            raise IncompatibleOpError(f"{builder.name} cannot be built: {lacking}.", f"Unset {variable_of(builder)}.")
         reason = None if request.requires(builder) else _reason_against(builder, request, accelerator)
+        reason = lacking if reason is None else reason
         if reason is None:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
         else:
@@ -171,6 +182,16 @@ def _reason_against(builder: OpBuilder, request: BuildRequest, accelerator: str)
         return builder.REASON
     if device not in (None, accelerator):
         return f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
+    return None
+
+
+def _reason_against_target(builder: OpBuilder) -> str | None:
+    if builder.target is None:
+        return None
+    if isinstance(builder, RowBuilder) and (reason := dict(builder.OP.left_out).get(builder.target.system)):
+        return f"{reason} (for {builder.target.name})"
+    if builder.BINDING is not Binding.STABLE or _device_of(builder) is not None:
+        return f"only host ops on the Stable ABI of torch can be built for {builder.target.name}"
     return None
 
 

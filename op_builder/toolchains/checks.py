@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+from op_builder import env
 from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
@@ -22,6 +23,7 @@ from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
+from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.probes import remembered_failure_of
 
 logger = logging.getLogger(__name__)
@@ -44,8 +46,8 @@ def torch_check() -> CheckOutcome:
 
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """The host compiler compiles and links a small program with the plan's own flags, and its ``nm`` runs."""
-    compiler = find_cxx(memo)
-    if is_packaged(compiler):
+    compiler = find_cxx(memo, plan.target)
+    if plan.target is None and is_packaged(compiler):
         _log_packaged(compiler.path)
     # Without its defines, which mean nothing to this program, one answer serves many ops.
     flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
@@ -63,10 +65,13 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
 
     def compile_and_link(directory: Path) -> list[str]:
         (directory / "probe.cpp").write_text(text)
-        return [*compiler.command, *flags, "-fPIC", "-shared", "probe.cpp", "-o", "probe.so"]
+        stripped = strip_flags(plan.system) if compiler.is_zig else []
+        return [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
 
     subject = f"c++ {compiler.identity} {flags} {text}"
-    failure = remembered_failure_of(compile_and_link, subject, [compiler.path], memo)
+    # The first use of ziglang for a platform compiles its C++ library.
+    timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if compiler.is_zig else 120
+    failure = remembered_failure_of(compile_and_link, subject, [compiler.path], memo, timeout_s)
     if failure:
         return Failed(
             "C++ compiler",

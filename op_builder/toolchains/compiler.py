@@ -8,13 +8,16 @@ behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script i
 import itertools
 import os
 import shutil
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.records import Schema, is_flag, is_text
 from op_builder.toolchains.flags import expand_response_files
+
+if TYPE_CHECKING:
+    from op_builder.system.target import Target
 
 _ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag}
 _DEFAULT_CXX = ("g++", "c++", "clang++")
@@ -73,12 +76,17 @@ class Compiler(NamedTuple):
         return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
 
 
-def find_cxx(memo: Memo) -> Compiler:
+def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
     """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else clang of the package ziglang.
+
+    Args:
+        target: the platform to compile for; one that is named is compiled for by ziglang alone.
 
     Raises:
         ToolchainError: it is missing, or it does not answer ``--version``.
     """
+    if target is not None:
+        return _find_packaged(memo, target)
     named = env.CXX.get()
     if named is not None and os.path.basename(named) == _SCRIPT:
         commands = []  # the script hides which ziglang it runs
@@ -104,6 +112,20 @@ def find_cxx(memo: Memo) -> Compiler:
         "Install one (pip install ziglang pyelftools; Debian and Ubuntu: apt-get install g++; "
         "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
     )
+
+
+def _find_packaged(memo: Memo, target: "Target") -> Compiler:
+    import importlib.util
+
+    from op_builder.toolchains.packaged import packaged_command
+
+    command = packaged_command("c++", target)
+    if command is None or importlib.util.find_spec("elftools") is None:
+        raise ToolchainError(
+            f"Building for {target.name} needs the packages ziglang and pyelftools, and one is not installed.",
+            "pip install ziglang pyelftools",
+        )
+    return identify(command, memo)
 
 
 def is_packaged(compiler: Compiler) -> bool:

@@ -17,7 +17,7 @@ from op_builder.system.process import run
 
 _SCRIPT_BYTES = 1 << 16
 _ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
-_GLIBC = re.compile(r"(?<=-linux-gnu)\.[\d.]+$")
+_OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
@@ -33,8 +33,8 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     Raises:
         ToolchainError: it does not answer.
     """
-    # zig compiles for a glibc that its target names, and answers only without it.
-    asked = [_GLIBC.sub("", word) for word in command]
+    # zig compiles for a glibc or macOS that its target names, and answers only without it.
+    asked = [_OLDEST_SYSTEM.sub(r"\1", word) for word in command]
     version = run([*asked, "--version"])
     target = run([*asked, "-dumpmachine"])
     if not version.ok or not target.ok:

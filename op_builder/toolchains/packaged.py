@@ -10,7 +10,10 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from op_builder.system.target import Target
 
 _OLDEST_GLIBC = "2.28"  # as torch's own wheels
 # clang answers these itself, and does not know a target with a glibc.
@@ -18,11 +21,12 @@ _QUERIES = ("--version", "-dumpmachine", "-dumpversion", "-print-", "--print-")
 _WITHOUT_LINK = {"-c", "-S", "-E", "-M", "-MM", "-fsyntax-only"}
 
 
-def packaged_command(language: str) -> tuple[str, ...] | None:
+def packaged_command(language: str, target: Target | None = None) -> tuple[str, ...] | None:
     """The compiler's command, or None if ziglang is not installed.
 
     Args:
         language: ``cc`` or ``c++``.
+        target: the platform to compile for; this machine's by default.
     """
     import platform
 
@@ -30,10 +34,16 @@ def packaged_command(language: str) -> tuple[str, ...] | None:
     if directory is None:
         return None
     command = (os.path.join(directory, "zig"), language)
-    if sys.platform != "linux":
+    if target is None and sys.platform != "linux":
         return command
     # Without a target it compiles for this CPU alone; the binary runs with this glibc or a newer one.
-    return (*command, "-target", f"{platform.machine()}-linux-gnu.{_OLDEST_GLIBC}", "-fno-sanitize=undefined")
+    triple = f"{platform.machine()}-linux-gnu.{_OLDEST_GLIBC}" if target is None else target.triple
+    return (*command, "-target", triple, "-fno-sanitize=undefined")
+
+
+def strip_flags(system: str) -> list[str]:
+    """Flags that leave debug information out of a library for ``system``; with other flags zig builds libc++ again."""
+    return ["-Wl,-S,-x" if system == "darwin" else "-Wl,--strip-debug,--gc-sections"]
 
 
 def cc() -> NoReturn:

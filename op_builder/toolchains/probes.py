@@ -19,15 +19,14 @@ from op_builder.system.records import is_flag
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.diagnose import diagnose
 
+_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
-# Each ends within seconds, but ziglang's first compiles its C++ library: a minute on an idle machine.
-_TIMEOUT_S = 300.0
 
 Prepare = Callable[[Path], list[str]]
 """Writes a probe's sources into a directory and returns the command to run there."""
 
 
-def failure_of(prepare: Prepare) -> str:
+def failure_of(prepare: Prepare, timeout_s: float = _TIMEOUT_S) -> str:
     """Run a probe in a temporary directory; the cause of its failure, empty when it worked.
 
     Raises:
@@ -38,7 +37,7 @@ def failure_of(prepare: Prepare) -> str:
             # As a build: the compiler's own temporary files there, and the locale C, as diagnostics are searched.
             environment = env.child_environment(LC_ALL="C", TMPDIR=name)
             command = prepare(Path(name))
-            done = run(command, cwd=Path(name), timeout_s=_TIMEOUT_S, environment=environment)
+            done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
             wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
     except OSError as error:
         raise _unusable_temporary_directory(error.strerror or str(error)) from error
@@ -59,7 +58,9 @@ def _unusable_temporary_directory(reason: str) -> ToolchainError:
     )
 
 
-def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
+def remembered_failure_of(
+    prepare: Prepare, subject: str, files: list[str], memo: Memo, timeout_s: float = _TIMEOUT_S
+) -> str:
     """:func:`failure_of`, with a success remembered while ``files`` are unchanged.
 
     A failure is never remembered: what is missing may be installed the next moment.
@@ -69,7 +70,7 @@ def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo
     """
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
-        failure = failure_of(prepare)
+        failure = failure_of(prepare, timeout_s)
         if failure:
             raise _ProbeFailed(failure)
         return {"worked": True}, files

@@ -54,7 +54,7 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     Raises:
         ToolchainError, MissingCUDAException: one of them is missing or does not answer.
     """
-    cxx = find_cxx(memo)
+    cxx = find_cxx(memo, plan.target)
     if plan.sycl is not None:
         if plan.uses_cuda:
             raise ToolchainError(

@@ -23,7 +23,7 @@ def test_uv_knows_every_variable_that_requests_an_op() -> None:
     builders = [getattr(module, name) for module in modules for name in module.__all__ if name.endswith("Builder")]
     switches = {builder.BUILD_VAR for builder in builders if builder.OP.is_native}
     assert len(switches) > 10
-    names = {"ACCEL_BUILD_OPS", "ACCEL_BUILD_TORCH", *switches}
+    names = {"ACCEL_BUILD_OPS", "ACCEL_BUILD_TARGET", "ACCEL_BUILD_TORCH", *switches}
     expected = "".join(f'  {{ env = "{name}" }},\n' for name in sorted(names))
     assert set(re.findall(r'env = "(ACCEL_BUILD_\w+)"', PROJECT)) == names, f"[tool.uv] in pyproject.toml:\n{expected}"
 

@@ -128,7 +128,8 @@ bool File::find_alignment() {
 #endif
 }
 
-int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, bool is_write, bool keeps_cached) {
+int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, [[maybe_unused]] bool is_write,
+               bool keeps_cached) {
   cached_ = descriptor;
   struct stat status;
   if (fstat(cached_, &status) != 0) {

@@ -9,7 +9,9 @@
 #include <thread>
 #include <utility>
 
+#ifdef __linux__
 #include <sys/syscall.h>
+#endif
 #include <unistd.h>
 
 namespace accel::aio {

@@ -396,3 +396,21 @@ def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not tree.prebuilt.exists()
     assert Cache(tmp_path / "cache").entries() == []
+
+
+# Another platform ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        pytest.param("SHM_COMM", r"shm_comm cannot be built: it needs memfd_create.*macosx_arm64", id="Linux's"),
+        pytest.param("CPU_ADAM", "needs the packages ziglang and pyelftools", id="no compiler"),
+    ],
+)
+def test_an_op_that_cannot_be_built_for_the_platform_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, op: str, reason: str
+) -> None:
+    monkeypatch.setattr("op_builder.toolchains.packaged.packaged_command", lambda *_: None)
+    with env.scope(ACCEL_BUILD_TARGET="macosx_arm64"), pytest.raises(AccelError, match=reason):
+        worker.prebuild(ROOT, BuildRequest(False, {f"ACCEL_BUILD_{op}": True}))

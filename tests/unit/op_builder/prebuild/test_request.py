@@ -26,6 +26,12 @@ def nothing_requested() -> Iterator[None]:
         ({"ACCEL_BUILD_OPS": "1"}, BuildRequest(True, {})),
         ({"ACCEL_BUILD_OPS": "", "ACCEL_BUILD_CPU_SGD": ""}, BuildRequest(False, {})),
         ({"ACCEL_BUILD_OPS": "0", "ACCEL_BUILD_TORCH": "/usr"}, BuildRequest(False, {})),
+        ({"ACCEL_BUILD_TARGET": "linux_aarch64"}, BuildRequest(True, {})),
+        ({"ACCEL_BUILD_TARGET": "linux_aarch64", "ACCEL_BUILD_OPS": "0"}, BuildRequest(False, {})),
+        (
+            {"ACCEL_BUILD_TARGET": "linux_aarch64", "ACCEL_BUILD_CPU_SGD": "1"},
+            BuildRequest(False, {"ACCEL_BUILD_CPU_SGD": True}),
+        ),
         (
             {"ACCEL_BUILD_OPS": "True", "ACCEL_BUILD_CPU_SGD": "off", "ACCEL_BUILD_CPU_ADAM": "on"},
             BuildRequest(True, {"ACCEL_BUILD_CPU_SGD": False, "ACCEL_BUILD_CPU_ADAM": True}),

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from op_builder import env
 from op_builder.cache.manifest import Manifest
 from op_builder.prebuild import tags
+from op_builder.system.target import requested_target
 
 
 def needing(kind: str = "accel", **needs: str) -> Manifest:
@@ -51,6 +53,16 @@ def test_torchs_cxx_api_ties_a_wheel_to_a_python(kind: str) -> None:
     here = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert tags.wheel_tag([needing(), needing("tvm_ffi")]).startswith("py3-none-")
     assert tags.wheel_tag([needing(), needing(kind)]) == f"{here}-{here}-manylinux_2_17_aarch64"
+
+
+def test_a_wheel_for_another_platform_has_the_tag_of_the_oldest_system_that_has_what_all_need() -> None:
+    with env.scope(ACCEL_BUILD_TARGET="linux_aarch64"):
+        assert tags.wheel_tag([needing(GLIBC="2.17"), needing(GLIBC="2.99")], requested_target()) == (
+            "py3-none-manylinux_2_99_aarch64"
+        ), "whatever the C library here"
+    with env.scope(ACCEL_BUILD_TARGET="macosx_arm64"):
+        found = tags.wheel_tag([needing(macOS="11.0"), needing(macOS="12.3")], requested_target())
+    assert found == "py3-none-macosx_12_3_arm64"
 
 
 def test_where_the_c_library_is_another_the_platform_is_what_pip_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,50 @@
+"""The platforms that ACCEL_BUILD_TARGET may name."""
+
+from __future__ import annotations
+
+import pytest
+
+from op_builder import env
+from op_builder.errors import EnvironmentValueError
+from op_builder.system.target import library_file, requested_target
+
+
+def test_without_the_variable_ops_are_built_for_this_machine() -> None:
+    with env.scope(ACCEL_BUILD_TARGET=None):
+        assert requested_target() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "machine"),
+    [
+        ("linux_x86_64", "linux", "x86_64"),
+        ("linux_aarch64", "linux", "aarch64"),
+        ("macosx_arm64", "darwin", "arm64"),
+    ],
+)
+def test_a_platform_is_named_as_in_tags_of_wheels(name: str, system: str, machine: str) -> None:
+    with env.scope(ACCEL_BUILD_TARGET=name):
+        target = requested_target()
+    assert target is not None
+    assert (target.system, target.machine) == (system, machine)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("linux_arm64", "expected one of linux_x86_64, linux_aarch64, macosx_arm64.\n"),
+        ("win_amd64", "win_amd64 is not supported: the ops call functions of POSIX"),
+        ("macosx_x86_64", "torch >= 2.10 does not run there"),
+    ],
+)
+def test_another_platform_is_refused(name: str, reason: str) -> None:
+    with env.scope(ACCEL_BUILD_TARGET=name), pytest.raises(EnvironmentValueError) as raised:
+        requested_target()
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "file"), [("linux", "libtorch.so"), ("darwin", "libtorch.dylib"), ("win32", "torch.dll")]
+)
+def test_a_library_has_the_name_that_its_system_gives_it(system: str, file: str) -> None:
+    assert library_file("torch", system) == file
