@@ -46,7 +46,7 @@ _LIBRARIES = re.compile(
 
 def main() -> None:
     """Build the release of the checkout's commit."""
-    parser = argparse.ArgumentParser(description="Build and check a release in dist/.")
+    parser = argparse.ArgumentParser(description="Build and check a release in dist/, which is emptied first.")
     parser.add_argument(
         "targets",
         nargs="*",
@@ -57,8 +57,8 @@ def main() -> None:
     options = parser.parse_args()
     if (changes := git("status", "--porcelain").rstrip()) and not options.allow_dirty:
         fail(f"A release contains only what is committed. Commit these changes, or add --allow-dirty:\n{changes}")
-    version = re.findall(r'__version__ = "(.+)"', (ROOT / "op_builder/_version.py").read_text(encoding="utf-8"))[0]
-    notes = release_notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version, git("tag", "--points-at"))
+    version = re.findall(r'__version__ = "(.+)"', git("show", "HEAD:op_builder/_version.py"))[0]
+    notes = release_notes(git("show", "HEAD:CHANGELOG.md"), version, git("tag", "--points-at"))
     commit, epoch = git("log", "-1", "--format=%H %ct").split()
     os.umask(0o022)  # archives contain the modes of files
     with tempfile.TemporaryDirectory(prefix="accel-ops-release-") as scratch:

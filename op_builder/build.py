@@ -34,7 +34,7 @@ from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
 from op_builder.system.interpreter import isolated_command
 from op_builder.system.outcomes import failures
-from op_builder.system.target import requested_target
+from op_builder.system.target import Target, requested_target
 from op_builder.toolchains.jobs import JobBudget, allowed_jobs, job_bytes
 from op_builder.toolchains.toolset import find_toolset
 
@@ -195,7 +195,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     parser.add_argument(
         "--target",
         metavar="PLATFORM",
-        help="the platform of the wheel: linux_x86_64, linux_aarch64 or macosx_arm64; compiled by the package ziglang",
+        help="the platform of the wheel: linux_x86_64, linux_aarch64 or macosx_arm64; compiled by the package ziglang "
+        f"(default: {env.ACCEL_BUILD_TARGET.name}, or this machine)",
     )
     options = parser.parse_args(arguments)
     if options.target is not None and options.wheel is None:
@@ -208,9 +209,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         parser.error("--namespace needs one op; libraries cannot share a namespace")
     try:
         # An accelerator that the environment names need not be present.
-        package = requested_package()[1] if options.target is None else HOST_PACKAGE
-        with env.scope(**{env.ACCEL_BUILD_TARGET.name: options.target}):
-            requested_target()
+        target = requested_target(options.target) if options.wheel is not None else None
+        package = requested_package()[1] if target is None else HOST_PACKAGE
         if options.all:
             builders = list(all_builders(package).values())
         else:
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         print(error, file=sys.stderr)
         return 2
     if options.wheel is not None:
-        return _build_wheel(options.wheel, options.target, [] if options.all else builders)
+        return _build_wheel(options.wheel, target, [] if options.all else builders)
     if options.precompile:
         return _precompile(builders, is_all=options.all)
     with _display([builder.name for builder in builders]) as report:
@@ -233,17 +233,23 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     return int(failed)
 
 
-def _build_wheel(directory: str, target: str | None, builders: Sequence[OpBuilder]) -> int:
+def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBuilder]) -> int:
     """Have pip build the project's wheel with these ops, or with all; returns pip's exit status."""
     if not Path("pyproject.toml").is_file():
         print(f"No pyproject.toml in {Path.cwd()}.\n  Remedy: Run this in the project of the ops.", file=sys.stderr)
         return 2
-    switches = {variable_of(builder): "1" for builder in builders} or {env.ACCEL_BUILD_OPS.name: "1"}
+    if importlib.util.find_spec("pip") is None:
+        print(f"pip is not installed in {sys.prefix}.\n  Remedy: Install pip there.", file=sys.stderr)
+        return 2
+    switches = {variable_of(builder): "1" for builder in builders}
+    switches[env.ACCEL_BUILD_OPS.name] = "0" if builders else "1"
     # pip would download the tools into an environment of its own, ziglang with 100 MB.
-    has_tools = all(map(importlib.util.find_spec, ("setuptools", "wheel", "ninja", "ziglang", "elftools")))
-    options = ["--no-build-isolation"] if has_tools else []
+    tools = ("setuptools", "wheel", "ninja", *(("ziglang", "elftools") if target is not None else ()))
+    options = ["--no-build-isolation"] if all(map(importlib.util.find_spec, tools)) else []
     command = isolated_command(_PIP, "wheel", *options, "--no-deps", "--wheel-dir", directory, ".")
-    environment = env.child_environment(**{**switches, env.ACCEL_BUILD_TARGET.name: target})
+    environment = env.child_environment(
+        **{**switches, env.ACCEL_BUILD_TARGET.name: target.name if target is not None else None}
+    )
     return subprocess.run(command, env=environment, check=False).returncode
 
 

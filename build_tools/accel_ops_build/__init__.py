@@ -50,7 +50,7 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """setuptools' sdist, reproducible if SOURCE_DATE_EPOCH is set."""
     name = str(build_meta.build_sdist(sdist_directory, config_settings))
-    if "SOURCE_DATE_EPOCH" in os.environ:
+    if os.environ.get("SOURCE_DATE_EPOCH"):
         sdist.fix_times(Path(sdist_directory, name))
     return name
 
@@ -93,6 +93,8 @@ def build_editable(
     with _private_directories() as scratch:
         tree, metadata = scratch / "tree", scratch / "metadata"
         if _ops_requested():
+            if os.environ.get("ACCEL_BUILD_TARGET"):
+                fail("An editable install is for this machine, and ACCEL_BUILD_TARGET names another.", "Unset it.")
             wheels.unpack(_plain_wheel(scratch, config_settings, None), tree)
             _build_ops(tree)
         metadata.mkdir()

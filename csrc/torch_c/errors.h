@@ -7,8 +7,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
-#include <cstring>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -16,13 +15,6 @@
 #include <utility>
 
 #include "torch_c/functions.h"
-
-#if defined(_LIBCPP_VERSION)
-// libc++'s message about an uncaught exception would bring its demangler into every binary: a quarter of its size.
-extern "C" [[gnu::weak, gnu::visibility("hidden")]] char* __cxa_demangle(const char*, char*, std::size_t*, int*) {
-  return nullptr;
-}
-#endif
 
 namespace accel::torch_c {
 
@@ -36,31 +28,30 @@ bool is_any(const std::exception& error) {
 inline const char* python_class(const std::exception& error) {
   const bool is_value_error =
       is_any<std::invalid_argument, std::domain_error, std::length_error, std::range_error>(error);
-  return is_value_error                        ? "ValueError: "
-         : is_any<std::bad_alloc>(error)       ? "MemoryError: "
-         : is_any<std::out_of_range>(error)    ? "IndexError: "
-         : is_any<std::overflow_error>(error)  ? "OverflowError: "
-                                               : "";
+  return is_value_error                       ? "ValueError: "
+         : is_any<std::bad_alloc>(error)      ? "MemoryError: "
+         : is_any<std::out_of_range>(error)   ? "IndexError: "
+         : is_any<std::overflow_error>(error) ? "OverflowError: "
+                                              : "";
 }
 
 // Calls a boxed function; returns the text of its error, or null. The text is kept until the thread's next error.
 [[gnu::noinline]] inline const char* error_of(BoxedFunction function, StableIValue* stack, uint64_t arguments,
                                               uint64_t results) noexcept {
-  static thread_local char* last = nullptr;
+  static thread_local char text[4096];
   try {
     function(stack, arguments, results);
     return nullptr;
   } catch (const std::exception& error) {
-    std::free(last);
-    last = strdup((python_class(error) + std::string(error.what())).c_str());
+    std::snprintf(text, sizeof(text), "%s%s", python_class(error), error.what());
+    return text;
   } catch (...) {
-    return "An unknown exception.";
+    return "The op threw an exception of an unknown class.";
   }
-  return last != nullptr ? last : "MemoryError: ";
 }
 
-// Calls a boxed function; torch throws its error. torch's exception passes this function, which has nothing to clean
-// up: its C++ library is not asked.
+// Calls a boxed function; torch throws its error. That exception passes this function, which must have nothing to clean
+// up, since libc++ cannot do so for an exception of libstdc++.
 inline void call_for_torch(BoxedFunction function, StableIValue* stack, uint64_t arguments, uint64_t results) {
   if (const char* const error = error_of(function, stack, arguments, results)) {
     aoti_torch_check(false, "", "", 0, error);

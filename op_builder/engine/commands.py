@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
-from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, strip_flags, torch_libgomp
+from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, require_libgomp, small_library
 from op_builder.toolchains.toolset import Toolset
 
 # The object that linked device code becomes, named as torch names it.
@@ -207,15 +207,16 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         *maps,
         *(f"-I{path}" for path in plan.include_dirs),
         *_flagged("-isystem", _all_system_includes(plan, toolset)),
-        *(openmp_headers() if _packaged_openmp(plan, flags, toolset.cxx) else []),
+        *(openmp_headers() if _has_packaged_openmp(plan, toolset.cxx) else []),
     ]
     # An error is found in the text form of messages only, and a later flag does not override an earlier one.
     return [word for word in command if not word.startswith("-fdiagnostics-format=")]
 
 
-def _packaged_openmp(plan: BuildPlan, flags: Iterable[str], compiler: Compiler) -> bool:
-    # For another platform the libgomp of torch is not there.
-    return compiler.is_zig and plan.target is None and "-fopenmp" in flags
+def _has_packaged_openmp(plan: BuildPlan, compiler: Compiler) -> bool:
+    # clang of ziglang has neither OpenMP's header nor its runtime.
+    flags = (*plan.cxx_flags, *plan.link_flags, *(flag for source in plan.sources for flag in source.flags))
+    return compiler.is_zig and "-fopenmp" in flags
 
 
 def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -312,22 +313,21 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         sycl = ["-lsycl"]
     chosen = [flag for flag in plan.link_flags if flag.startswith(("-fuse-ld", "-B", "--ld-path"))]
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
-    # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
-    keeps_debug = not toolset.cxx.is_zig or any(flag.startswith("-g") for flag in plan.cxx_flags)
-    stripped = [] if keeps_debug else strip_flags(plan.system)
+    keeps_debug = any(flag.startswith("-g") for flag in plan.cxx_flags)
+    own = small_library(plan.system, keeps_debug=keeps_debug) if toolset.cxx.is_zig else []
     if plan.system == "darwin":
         # The loader finds torch's functions in the process; the binary names no library of torch.
-        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *stripped)
+        start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *own)
         return (*start, *objects, "-o", plan.artifact_name, *plan.link_flags)
     link_flags = plan.link_flags
     openmp: list[str] = []
-    if _packaged_openmp(plan, (*plan.cxx_flags, *link_flags), toolset.cxx):
+    if _has_packaged_openmp(plan, toolset.cxx):
         link_flags = tuple(flag for flag in link_flags if flag != "-lgomp")
-        openmp = openmp_runtime("c++", torch_libgomp() or "-lgomp")
+        openmp = openmp_runtime("c++", require_libgomp(plan.op, plan.target))
     return (
         *toolset.cxx.command,
         "-shared",
-        *stripped,
+        *own,
         *objects,
         *openmp,
         "-o",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.fingerprint import platform_name
-from op_builder.engine.stable_abi import check_target_functions
+from op_builder.engine.stable_abi import NOT_TORCHS, check_target_functions
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
 from op_builder.system.global_symbols import libraries_offering
@@ -110,8 +110,6 @@ _KNOWN_UNDEFINED = re.compile(
     r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without one because torch exports a copy of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
-# Undefined symbols that torch cannot provide, because it has no versions: those of other libraries and of Python.
-_NOT_TORCHS = re.compile(r"@|^_?Py|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize)$")
 # The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
 _NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
@@ -149,12 +147,20 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
     """
-    if plan.system == "darwin":
-        defined, undefined, least_macos = read_library(artifact)
-        needs = {"macOS": least_macos}
-    else:
-        defined, undefined = _symbols(artifact, toolset.cxx, is_for_target=plan.target is not None)
-        needs = _newest_versions(undefined)
+    if not artifact.exists():
+        raise LoadError(
+            f"The compiler {toolset.cxx.command[0]} reported success but wrote no {artifact.name}.",
+            "Set CXX to a working g++ or clang++.",
+        )
+    try:
+        if plan.system == "darwin":
+            defined, undefined, least_macos = read_library(artifact)
+            needs = {"macOS": least_macos}
+        else:
+            defined, undefined = _symbols(artifact, toolset.cxx, is_for_target=plan.target is not None)
+            needs = _newest_versions(undefined)
+    except ValueError as error:
+        raise LoadError(f"{artifact.name} cannot be read: {error}.", "Is the disk full?") from error
     if toolset.sycl is not None:
         needs[SYCL_LIBRARY] = str(toolset.sycl.major)
     try:
@@ -208,7 +214,7 @@ def _tried(
         return inspection
     libraries = needed_libraries(plan, toolset)
     search = [library.library.parent for library in plan.libraries]
-    if all(map(_NOT_TORCHS.search, undefined)) and (artifact.parent / "libtorch.so").exists():
+    if all(map(NOT_TORCHS.search, undefined)) and (artifact.parent / "libtorch.so").exists():
         # Opening torch takes 0.4 s. The empty libraries of the build, with which it was linked, have the same names.
         libraries = [library for library in libraries if Path(library).parent != torch.library_dir]
         search.append(artifact.parent)
@@ -326,11 +332,6 @@ def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
 
 def _symbols(artifact: Path, compiler: Compiler, *, is_for_target: bool) -> tuple[set[str], set[str]]:
     """Defined and undefined dynamic symbols; the undefined keep their version, as ``memcpy@GLIBC_2.14``."""
-    if not artifact.exists():
-        raise LoadError(
-            f"The compiler {compiler.command[0]} reported success but wrote no {artifact.name}.",
-            "Set CXX to a working g++ or clang++.",
-        )
     nm = binutil("nm", compiler.command)
     try:
         # This machine's nm may not know the format of another one.
@@ -340,10 +341,7 @@ def _symbols(artifact: Path, compiler: Compiler, *, is_for_target: bool) -> tupl
     if listed is None:
         from op_builder.system.elf import dynamic_symbols  # 60 ms
 
-        try:
-            return dynamic_symbols(artifact)
-        except ValueError as error:
-            raise LoadError(f"{artifact.name} cannot be read: {error}.", "Is the disk full?") from error
+        return dynamic_symbols(artifact)
     if not listed.ok:
         raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
     defined: set[str] = set()

@@ -69,14 +69,14 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     problems = [found.complaint for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
     for problem in problems:
         log(f"warning: {problem}")
-    source = (
-        "named"
-        if is_accelerator_named()
-        else f"detected; {env.ACCEL_ACCELERATOR.name} selects another, with or without its device"
-    )
-    log(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({source})")
     if target is not None:
-        log(f"building host ops for {target.name}")
+        use = f"host ops for {target.name}"
+    elif is_accelerator_named():
+        use = f"accelerator {accelerator} (named)"
+    else:
+        name = env.ACCEL_ACCELERATOR.name
+        use = f"accelerator {accelerator} (detected; {name} selects another, with or without its device)"
+    log(f"torch {torch_install().version}, Python {platform.python_version()}, {use}")
     own = [builder for builder in candidates if _is_in(tree, builder)]
     for builder in own:
         builder.target = target
@@ -164,7 +164,9 @@ def _choose(
             continue  # another device has it
         lacking = _reason_against_target(builder)
         if lacking is not None and request.requires(builder):
-            raise IncompatibleOpError(f"{builder.name} cannot be built: {lacking}.", f"Unset {variable_of(builder)}.")
+            raise IncompatibleOpError(
+                f"{builder.name} cannot be built: {lacking}.", "Request other ops, or another platform."
+            )
         reason = None if request.requires(builder) else _reason_against(builder, request, accelerator)
         reason = lacking if reason is None else reason
         if reason is None:

@@ -7,7 +7,7 @@ from op_builder.errors import EnvironmentValueError
 
 
 class Target(NamedTuple):
-    """A platform other than that of the running Python.
+    """A platform to build for, with the oldest system on which the binaries run.
 
     Attributes:
         name: that of a wheel's tag without versions: ``linux_aarch64``.
@@ -46,18 +46,18 @@ def library_file(name: str, system: str) -> str:
     return f"{name}.dll" if system == "win32" else f"lib{name}.{'dylib' if system == 'darwin' else 'so'}"
 
 
-def requested_target() -> Target | None:
-    """The platform that ``ACCEL_BUILD_TARGET`` names; None if it is unset.
+def requested_target(option: str | None = None) -> Target | None:
+    """The platform that ``option``, of ``--target``, or else ``ACCEL_BUILD_TARGET`` names; None if both are unset.
 
     Raises:
         EnvironmentValueError: nothing can be built for it.
     """
-    name = env.ACCEL_BUILD_TARGET.get()
+    name = option if option is not None else env.ACCEL_BUILD_TARGET.get()
     if name is None:
         return None
     found = next((target for target in _TARGETS if target.name == name), None)
     if found is None:
         reason = f"; {name} is not supported: {_UNSUPPORTED[name]}" if name in _UNSUPPORTED else ""
         expected = f"one of {', '.join(target.name for target in _TARGETS)}{reason}"
-        raise EnvironmentValueError(env.ACCEL_BUILD_TARGET.name, name, expected)
+        raise EnvironmentValueError("--target" if option is not None else env.ACCEL_BUILD_TARGET.name, name, expected)
     return found

@@ -42,8 +42,19 @@ def packaged_command(language: str, target: Target | None = None) -> tuple[str, 
 
 
 def strip_flags(system: str) -> list[str]:
-    """Flags that leave debug information out of a library for ``system``; with other flags zig builds libc++ again."""
+    """Flags that leave debug information out of a library for ``system``: 2 MB of libc++'s, with this machine's paths.
+
+    With other flags zig builds libc++ again.
+    """
     return ["-Wl,-S,-x" if system == "darwin" else "-Wl,--strip-debug,--gc-sections"]
+
+
+def small_library(system: str, *, keeps_debug: bool) -> list[str]:
+    """Arguments with which a library for ``system`` is linked without what it needs of libc++ for debugging alone."""
+    from op_builder.paths import native_root  # 5 ms
+
+    demangler = ["-x", "c", str(native_root() / "csrc" / "libcxx" / "demangle.c"), "-x", "none"]
+    return [*([] if keeps_debug else strip_flags(system)), *demangler]
 
 
 def cc() -> NoReturn:
@@ -74,7 +85,7 @@ def _execute(language: str, name: str) -> NoReturn:
         else:
             arguments += openmp_headers()
     if not any(word.startswith("-g") for word in arguments):
-        command = (*command, "-Wl,--strip-debug")  # of libc++, 2 MB
+        command = (*command, *strip_flags(sys.platform))
     os.execv(command[0], [*command, *arguments])
 
 
@@ -90,6 +101,24 @@ def openmp_runtime(language: str, libgomp: str) -> list[str]:
     headers = openmp_headers()
     source = os.path.join(headers[1], "clang_on_libgomp.c")
     return [*headers, "-x", language.replace("cc", "c"), source, "-x", "none", libgomp]
+
+
+def require_libgomp(op: str, target: Target | None) -> str:
+    """:func:`torch_libgomp` for an op.
+
+    Raises:
+        ToolchainError: it is missing, or the op is built for another platform.
+    """
+    libgomp = torch_libgomp()
+    if libgomp is None or target is not None:
+        from op_builder.errors import ToolchainError
+
+        raise ToolchainError(
+            f"'{op}' is compiled with -fopenmp. With ziglang it needs the libgomp of torch, which "
+            + (f"is not in {sys.prefix}." if target is None else f"is not at hand for {target.name}."),
+            "Remove -fopenmp (torch_c/parallel.h has loops on torch's threads), or compile with g++ there.",
+        )
+    return libgomp
 
 
 def torch_libgomp() -> str | None:

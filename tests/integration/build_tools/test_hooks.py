@@ -92,6 +92,13 @@ def test_an_editable_install_removes_the_ops_of_its_own_project_alone(project: P
     assert len(list((tmp_path / "out").glob("acme_ops-1.2*.whl"))) == 1
 
 
+def test_an_editable_install_for_another_platform_is_refused(project: Path, tmp_path: Path) -> None:
+    done = call("build_editable('../out')", project, ACCEL_BUILD_TARGET="linux_aarch64")
+    assert "An editable install is for this machine" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").glob("*.whl"))
+
+
 def test_ops_in_a_package_that_cannot_be_changed_are_an_error_with_a_remedy(project: Path) -> None:
     (project / "acme_ops" / "_prebuilt").touch()
     done = call("build_editable('../out')", project)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from op_builder import env
-from op_builder.errors import EnvironmentValueError
+from op_builder.errors import EnvironmentValueError, ToolchainError
 from op_builder.system.target import library_file, requested_target
+from op_builder.toolchains.packaged import require_libgomp
 
 
 def test_without_the_variable_ops_are_built_for_this_machine() -> None:
@@ -41,6 +42,13 @@ def test_another_platform_is_refused(name: str, reason: str) -> None:
     with env.scope(ACCEL_BUILD_TARGET=name), pytest.raises(EnvironmentValueError) as raised:
         requested_target()
     assert reason in str(raised.value)
+    with env.scope(ACCEL_BUILD_TARGET="linux_x86_64"), pytest.raises(EnvironmentValueError, match="--target"):
+        requested_target(name)
+
+
+def test_openmp_code_is_refused_for_another_platform() -> None:
+    with pytest.raises(ToolchainError, match=r"'acme' is compiled with -fopenmp.*linux_aarch64"):
+        require_libgomp("acme", requested_target("linux_aarch64"))
 
 
 @pytest.mark.parametrize(
