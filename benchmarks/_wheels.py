@@ -37,14 +37,15 @@ class Installation:
         options = () if with_dependencies else ("--no-deps", "--force-reinstall")
         self._run("-m", "pip", "install", *options, *map(str, requirements))
 
-    def run(self, code: str, directory: Path, *arguments: str) -> str:
+    def run(self, code: str, directory: Path, *arguments: str, **variables: str) -> str:
         """The standard output of a Python program that finds no compiler and nothing in the cache.
 
         Args:
             directory: the current directory of the program.
+            variables: added to its environment.
         """
-        variables = {"PATH": "/nonexistent", "ACCEL_CACHE_DIR": str(directory / "none"), "ACCEL_ACCELERATOR": "cpu"}
-        return self._run("-c", code, *arguments, directory=directory, **variables)
+        own = {"PATH": "/nonexistent", "ACCEL_CACHE_DIR": str(directory / "none"), "ACCEL_ACCELERATOR": "cpu"}
+        return self._run("-c", code, *arguments, directory=directory, **{**own, **variables})
 
     def _run(self, *arguments: str, directory: Path | None = None, **variables: str) -> str:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ACCEL_"))}

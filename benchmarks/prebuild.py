@@ -3,19 +3,24 @@
 pip builds the wheel in isolation from a copy of the sources, with an empty cache, as
 `pip install` does; a wheel without ops shows how much of the time is pip's own. A load
 is a new process with torch imported before the clock starts and no compiler on PATH.
+
+Wheels for other platforms are compiled by the package ziglang with empty caches, its own included; the cold load
+with ziglang finds its C++ library built, because it is built once on a machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import tempfile
 import zipfile
 from pathlib import Path
 
 from benchmarks import _measure, _peers
 from benchmarks._figures import Figure, figure_table
-from benchmarks._measure import at_most, interleave, requirement_table
+from benchmarks._measure import Requirement, at_most, interleave, requirement_table
 from benchmarks._wheels import Installation, copy_sources, only_wheel
 from op_builder import cpu
 from op_builder.load.prebuilt import DIRECTORY, INDEX
@@ -23,6 +28,8 @@ from op_builder.load.prebuilt import DIRECTORY, INDEX
 PEERS = ("deepspeed",)
 OURS, PLAIN = "accel-ops", "without ops"
 BUILD_LIMIT_S, LOAD_LIMIT_S, SIZE_LIMIT_MB = 60.0, 0.005, 5.0
+TARGETS = ("linux_x86_64", "linux_aarch64", "macosx_arm64")
+TARGETS_LIMIT_S, TARGET_LIMIT_MB, ZIG_LIMIT, STEP_LIMIT = 900.0, 3.0, 2.5, 1.03
 # The libraries that an op needs (oneCCL) are opened before the clock starts.
 LOAD = """
 import json, sys, time
@@ -46,6 +53,33 @@ started = time.perf_counter()
 CPUAdamBuilder().load()
 print(json.dumps({"CPUAdamBuilder": time.perf_counter() - started}))
 """
+LOAD_COLD = """
+import json, time
+import torch
+from op_builder.cpu import CPUAdamBuilder
+started = time.perf_counter()
+CPUAdamBuilder().load()
+print(json.dumps(time.perf_counter() - started))
+"""
+# The least of many steps of one thread: what other programs leave to it.
+STEP = """
+import json, time
+import torch
+from op_builder.ops import CPUAdam
+torch.set_num_threads(1)
+least = {}
+for numel in (1 << 20, 1 << 25):
+    parameter = torch.ones(numel, requires_grad=True)
+    parameter.grad = torch.ones(numel)
+    optimizer = CPUAdam([parameter])
+    times = []
+    for _ in range(max(5, (1 << 27) // numel)):
+        started = time.perf_counter()
+        optimizer.step()
+        times.append(time.perf_counter() - started)
+    least[numel] = min(times)
+print(json.dumps(least))
+"""
 # What DeepSpeed's setup.py and its import need; without build isolation pip does not install it.
 DEEPSPEED_NEEDS = ("wheel", "ninja", "py-cpuinfo", "hjson", "einops", "msgpack", "pydantic", "tqdm", "psutil")
 
@@ -65,8 +99,8 @@ def printed(output: str) -> dict[str, float]:
     return times
 
 
-def measure(arguments: argparse.Namespace, directory: Path) -> tuple[list[Figure], Path]:
-    """Build wheels below ``directory`` and load from them; return the figures and the wheel with all host ops."""
+def measure(arguments: argparse.Namespace, directory: Path) -> tuple[list[Figure], list[Requirement]]:
+    """Build wheels below ``directory`` and load from them."""
     wheels, loads = (1, 5) if arguments.quick else (2, 25)
     source = copy_sources(directory / "source")
     ours = Installation.make(directory / "ours")
@@ -100,11 +134,58 @@ def measure(arguments: argparse.Namespace, directory: Path) -> tuple[list[Figure
     loaded = interleave(contenders, loads, "loads from the wheel")
     peers = {name: [times[first] for times in samples] for name, samples in loaded.items()}
     slowest = [max(times[name] for name in others) for times in loaded[OURS]]
-    return [
-        *figures,
+    figures += [
         Figure("load() of cpu_adam from the wheel, first of its process", peers.pop(OURS), LOAD_LIMIT_S, peers),
         Figure(f"load() of the slowest of the {len(others)} other ops", slowest, LOAD_LIMIT_S),
-    ], wheel
+    ]
+    size = at_most(f"size of {wheel.name}, without CUDA", wheel.stat().st_size / 1e6, SIZE_LIMIT_MB, "MB")
+    return figures, [size, *measure_targets(ours, source, directory, 1 if arguments.quick else 5)]
+
+
+def measure_targets(native: Installation, source: Path, directory: Path, rounds: int) -> list[Requirement]:
+    """Build the wheels for other platforms, and compare ziglang with the compiler on PATH.
+
+    Args:
+        native: has the wheel with the host's ops, by the compiler on PATH.
+        directory: where ``plain`` has a wheel without ops.
+    """
+    crossed = Installation.make(directory / "ziglang")
+    crossed.pip_install("ziglang", "pyelftools")
+    seconds, found = [], []
+    for target in TARGETS:
+        variables = {
+            "ACCEL_CACHE_DIR": directory / f"cache-{target}",
+            "ZIG_GLOBAL_CACHE_DIR": directory / f"zig-{target}",
+        }
+        options = {"ACCEL_BUILD_TARGET": target, **{name: str(path) for name, path in variables.items()}}
+        seconds.append(crossed.pip_wheel(source, directory / target, "--no-build-isolation", **options))
+        wheel = only_wheel(directory / target)
+        found.append(at_most(f"size of {wheel.name}", wheel.stat().st_size / 1e6, TARGET_LIMIT_MB, "MB"))
+    found.append(at_most(f"pip wheel for {', '.join(TARGETS)}, one after another", sum(seconds), TARGETS_LIMIT_S, "s"))
+
+    crossed.pip_install(only_wheel(directory / "plain"), with_dependencies=False)
+
+    def load_cold(**variables: str) -> float:
+        cache = tempfile.mkdtemp(prefix="cold-", dir=directory)
+        return float(crossed.run(LOAD_COLD, directory, ACCEL_CACHE_DIR=cache, **variables))
+
+    cold = interleave({"zig": load_cold, "c++": lambda: load_cold(PATH=os.environ["PATH"])}, rounds, "cold loads")
+    ratio = statistics.median(cold["zig"]) / statistics.median(cold["c++"])
+    found.append(at_most("cold load of cpu_adam by ziglang, by the compiler on PATH", ratio, ZIG_LIMIT, "x"))
+
+    crossed.pip_install(only_wheel(directory / TARGETS[0]), with_dependencies=False)
+    contenders = {"zig": crossed, "c++": native}
+    steps = interleave(
+        {name: lambda place=place: printed(place.run(STEP, directory)) for name, place in contenders.items()},
+        rounds,
+        "steps of CPUAdam",
+    )
+    for numel in steps["zig"][0]:
+        zig, cxx = (min(times[numel] for times in steps[name]) for name in contenders)
+        found.append(
+            at_most(f"CPUAdam.step() of {TARGETS[0]}, by the native wheel, {int(numel):,}", zig / cxx, STEP_LIMIT, "x")
+        )
+    return found
 
 
 def build_deepspeed(ours: Installation, source: Path, directory: Path) -> tuple[Installation, Figure]:
@@ -132,10 +213,9 @@ def main() -> None:
     arguments = parser.parse_args()
     machine = _measure.describe_machine()
     with tempfile.TemporaryDirectory(prefix="accel-ops-benchmark-", ignore_cleanup_errors=True) as name:
-        figures, wheel = measure(arguments, Path(name))
-        size = at_most(f"size of {wheel.name}, without CUDA", wheel.stat().st_size / 1e6, SIZE_LIMIT_MB, "MB")
-    tables = [figure_table("Prebuilt ops", figures), requirement_table([size])]
-    _measure.report("prebuild", arguments, machine, tables, {"figures": figures, "size": size})
+        figures, requirements = measure(arguments, Path(name))
+    tables = [figure_table("Prebuilt ops", figures), requirement_table(requirements)]
+    _measure.report("prebuild", arguments, machine, tables, {"figures": figures, "requirements": requirements})
 
 
 if __name__ == "__main__":
