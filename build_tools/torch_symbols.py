@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from op_builder.report.known_symbols import C_FUNCTION, DATA, LIBRARIES  # noqa: E402
+from op_builder.report.known_symbols import DATA, LIBRARIES  # noqa: E402
 from op_builder.system.elf import read_elf  # noqa: E402
 
 BLOCK_BYTES = 32 << 20
@@ -125,16 +125,11 @@ def main() -> None:
     for at, names in enumerate(lists):
         for name in names:
             masks[name] |= 1 << at
-    functions = {}
-    for name in sorted(filter(C_FUNCTION.match, masks)):
-        having = [release for release in torch if name in torch[release]]
-        functions[name] = having[0] if having[-1] == options.torch[-1] else f"{having[0]}-{having[-1]}"
     common = set.intersection(*needed.values())
     data = {
         "torch": options.torch,
         "python": list(python),
         "cuda_libraries": {release: sorted(names - common) for release, names in needed.items()},
-        "stable_abi": functions,
         "symbols": packed(masks),
     }
     DATA.write_text(json.dumps(data, indent=0) + "\n")

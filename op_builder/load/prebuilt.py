@@ -101,7 +101,7 @@ def find_prebuilt(op: Op) -> Entry | Rejected | None:
 
 def refused_by_linker(entry: Entry) -> Rejected | None:
     """Why the dynamic linker would reject a prebuilt binary: the C++ library is too old. For the report."""
-    has = _cxx_library_versions()
+    has = cxx_library_versions()
     needs = entry.manifest.needs
     needed = {f"{family}_{needs[family]}" for family in ("GLIBCXX", "CXXABI") if family in needs}
     lacking = sorted(needed - has) if has else []
@@ -169,7 +169,7 @@ def _other_platform(entry: Entry) -> str | None:
     if cpu is not None and cpu != cpu_digest():
         return "it was compiled for another machine's CPU (-march=native)"
     needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
-    if needed and found and _numbers(found) < _numbers(needed):
+    if needed and found and numbers(found) < numbers(needed):
         return f"it needs glibc {needed}, this is {found}"
     return None
 
@@ -182,8 +182,8 @@ def _glibc() -> str:
 
 
 @lru_cache(maxsize=1)
-def _cxx_library_versions() -> frozenset[str]:
-    """The symbol versions in libstdc++; empty if unknown."""
+def cxx_library_versions() -> frozenset[str]:
+    """The symbol versions in the libstdc++ of this process; empty if unknown."""
     import ctypes
     import re
 
@@ -197,8 +197,8 @@ def _cxx_library_versions() -> frozenset[str]:
     return frozenset(name.decode() for name in found)
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _other_torch(entry: Entry) -> str | None:

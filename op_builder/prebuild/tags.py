@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from collections.abc import Sequence
 
 from op_builder.cache.store import Manifest
+from op_builder.load.prebuilt import numbers
 from op_builder.system.target import Target
 
 GCC_LIBRARIES = (
@@ -35,22 +35,29 @@ def wheel_tag(manifests: Sequence[Manifest], target: Target | None = None) -> st
     any_python = all(manifest.fits_any_python for manifest in manifests)
     python = "py3-none" if any_python else f"{version}-{version}{sys.abiflags}"  # with "t" for free-threaded Python
     if target is not None and target.system == "darwin":
-        major, minor = max(_numbers(manifest.needs["macOS"])[:2] for manifest in manifests)
+        major, minor = max(numbers(manifest.needs["macOS"])[:2] for manifest in manifests)
         return f"{python}-macosx_{major}_{minor}_{target.machine}"
-    library, here = platform.libc_ver() if target is None else ("glibc", "99")
-    if library != "glibc":
+    if target is None and platform.libc_ver()[0] != "glibc":
         from packaging.tags import platform_tags  # a requirement of builds only
 
         return f"{python}-{next(iter(platform_tags()))}"
     needed: list[tuple[int, ...]] = [(2, 17)]
     for manifest in manifests:
-        glibc, glibcxx, cxxabi = (_numbers(manifest.needs.get(name, "0")) for name in ("GLIBC", "GLIBCXX", "CXXABI"))
-        fitting = (libc for libc, cxx, abi in GCC_LIBRARIES if glibcxx <= cxx and cxxabi <= abi)
-        needed += [glibc[:2], next(fitting, GCC_LIBRARIES[-1][0])]
+        glibc, glibcxx, cxxabi = (manifest.needs.get(name, "") for name in ("GLIBC", "GLIBCXX", "CXXABI"))
+        needed += [numbers(glibc)[:2], glibc_of_cxx(glibcxx, cxxabi)]
+    if target is not None:
+        return f"{python}-manylinux_{max(needed)[0]}_{max(needed)[1]}_{target.machine}"
     # A compiler may come with newer C++ libraries than this system's.
-    major, minor = min(max(needed), _numbers(here)[:2])
-    return f"{python}-manylinux_{major}_{minor}_{platform.machine() if target is None else target.machine}"
+    major, minor = min(max(needed), numbers(platform.libc_ver()[1])[:2])
+    return f"{python}-manylinux_{major}_{minor}_{platform.machine()}"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))
+def glibc_of_cxx(glibcxx: str, cxxabi: str) -> tuple[int, ...]:
+    """The glibc of the oldest systems whose C++ library has these versions; of the newest known if none has.
+
+    Without versions, it is empty.
+    """
+    if not (glibcxx or cxxabi):
+        return ()
+    fitting = (libc for libc, cxx, abi in GCC_LIBRARIES if numbers(glibcxx) <= cxx and numbers(cxxabi) <= abi)
+    return next(fitting, GCC_LIBRARIES[-1][0])

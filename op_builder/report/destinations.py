@@ -16,9 +16,10 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache.fingerprint import cpu_digest
 from op_builder.errors import ToolchainError
+from op_builder.load.prebuilt import cxx_library_versions, numbers
 from op_builder.report.known_symbols import KnownSymbols
-from op_builder.report.verdicts import Machine, numbers
-from op_builder.system.elf import library_index
+from op_builder.report.verdicts import Machine
+from op_builder.system.elf import library_index, search_places
 from op_builder.system.march import architecture_flag
 from op_builder.system.process import run
 
@@ -42,13 +43,10 @@ def this_machine(origin: Path) -> Machine:
         return [name for name in sorted(names) if not (_in_process(name) or any(defines(name) for _, defines in own))]
 
     def find(name: str, search: Sequence[str]) -> Path | None:
-        places = [place.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", str(origin)) for place in search]
-        places += (env.LD_LIBRARY_PATH.raw() or "").split(":")
+        places = [*search_places(search, str(origin)), *(env.LD_LIBRARY_PATH.raw() or "").split(":")]
         paths = (*(Path(place, name) for place in places if place), *map(Path, cached.get(name, ())))
         return next((path for path in paths if path.exists()), None)
 
-    cxx = find("libstdc++.so.6", ())
-    versions = re.findall(rb"(?:GLIBCXX|CXXABI)_[\d.]+\d", cxx.read_bytes() if cxx else b"")
     level = re.search(r"x86-64-v(\d)", architecture_flag())
     threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     return Machine(
@@ -56,7 +54,7 @@ def this_machine(origin: Path) -> Machine:
         torch_libraries=frozenset(path.name for path in (*files, *nvrtc)).union(*(needed for needed, _ in own)),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}",
         glibc=numbers(platform.libc_ver()[1]) if platform.libc_ver()[0] == "glibc" else (),
-        cxx=frozenset(found.decode() for found in versions),
+        cxx=cxx_library_versions(),
         machine=platform.machine(),
         level=int(level[1]) if level else 1,
         cpu=cpu_digest(),

@@ -27,8 +27,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         description="List what does not work on this machine, with the reason and a remedy. For the file of a native "
         "extension or a wheel, list the releases of torch, the Pythons, systems and CPUs with which it loads, and the "
         "symbols that decide; nothing of it is executed.",
-        epilog="Exit status: 1 if a named op does not work, if the file does not load here or --run shows something "
-        "else than predicted; 2 for an unknown op or an unreadable file; otherwise 0.",
+        epilog="Exit status: 1 if a named op does not work, if a library of the file does not load here, the wheel's "
+        "tag does not fit or --run shows something else than predicted; 2 for an unknown op, an unreadable file or an "
+        "environment of --run that cannot be made; otherwise 0.",
     )
     parser.add_argument(
         "ops",
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 def _releases(text: str) -> list[str]:
     releases = text.split(",")
     if not all(re.fullmatch(r"\d+\.\d+(\.\d+)?", release) for release in releases):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of releases like 2.10,2.13.0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of releases like 2.10,2.13.0")
     return releases
 
 
@@ -112,28 +113,31 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
     except UnreadableFileError as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
-    known, machine = known_symbols(), this_machine(path.resolve().parent)
+    known, machine = known_symbols(), this_machine(path.parent.resolve())
 
     def judged(place: Machine) -> dict[str, list[Verdict]]:
         return {binary.name: judge(binary, known, place) for binary in file.binaries}
 
     here, tags = judged(machine), judge_tags(file, sys_tags())
-    predicted = {release: _problems(judged(with_torch(machine, release, known))) for release in known.torch}
-    fitting = [release for release, problems in predicted.items() if not any(problems.values())]
-    asked = options.torch
-    if options.run and not asked:
-        asked = sorted({fitting[0], fitting[-1]}) if fitting else [known.torch[-1]]
+
+    def predicted(release: str) -> dict[str, str]:
+        return _problems(judged(with_torch(machine, release, known)))
+
+    releases = options.torch
+    if options.run and not releases:
+        fitting = [release for release in known.torch if not any(predicted(release).values())] or known.torch[-1:]
+        releases = list(dict.fromkeys((fitting[0], fitting[-1])))
     trials = {}
     try:
-        for release in asked:
+        for release in releases if file.binaries else ():
             listed = next((name for name in known.torch if short(name) == short(release)), None)
             wanted = listed if listed and release == short(release) else release
-            trials[wanted] = _trial(file, wanted, predicted[listed] if listed else None, options)
+            trials[wanted] = _trial(file, wanted, predicted(listed) if listed else None, options)
     except KeyboardInterrupt:  # the environment was removed
         return 128 + signal.SIGINT
     found = {
         "file": str(path),
-        "loads_here": not (any(_problems(here).values()) or (tags and tags.problem)),
+        "loads_here": not any(_problems(here).values()),
         "known_torch": known.torch,
         "tag": tags._asdict() if tags else None,
         "libraries": {name: [verdict._asdict() for verdict in verdicts] for name, verdicts in here.items()},
@@ -143,7 +147,10 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         print(printable(_demangled(_report(found))))
-    return 0 if found["loads_here"] and all(trial["agrees"] is not False for trial in trials.values()) else 1
+    if any("error" in trial for trial in trials.values()):
+        return 2
+    fits = found["loads_here"] and not (tags and tags.problem)
+    return 0 if fits and all(trial["agrees"] is not False for trial in trials.values()) else 1
 
 
 def _problems(verdicts: dict[str, list[Verdict]]) -> dict[str, str]:
@@ -165,7 +172,6 @@ def _trial(
             happened = trial["happened"] = load_with(file, release, options.find_links)
         except AccelError as error:
             trial["error"] = str(error)
-            trial["agrees"] = False
         else:
             if predicted is not None:
                 trial["agrees"] = all(bool(predicted[name]) == bool(happened[name]) for name in predicted)
@@ -173,19 +179,19 @@ def _trial(
 
 
 def _report(found: dict[str, Any]) -> str:
-    # Libraries that auditwheel added count only where they do not load.
-    libraries = {
-        name: verdicts
-        for name, verdicts in found["libraries"].items()
-        if ".libs/" not in name or any(verdict["problem"] for verdict in verdicts)
-    }
-    loading = sum(not any(verdict["problem"] for verdict in verdicts) for verdicts in libraries.values())
-    loads = "loads here" if loading else "does not load here"
-    if len(libraries) > 1:
-        loads = f"{loading} of {len(libraries)} libraries load here"
+    libraries, tag = found["libraries"], found["tag"]
+    failing = {name for name, verdicts in libraries.items() if any(verdict["problem"] for verdict in verdicts)}
+    loads = "does not load here" if failing else "loads here"
+    if not libraries:
+        loads = "it has no libraries and loads wherever its Python code does"
+    elif len(libraries) > 1:
+        loads = f"{len(libraries) - len(failing)} of {len(libraries)} libraries load here"
+    loads += "; its tag does not fit" if tag and tag["problem"] else ""
     lines = [f"{Path(found['file']).name}: {loads}"]
-    sections = {"": [found["tag"]], **libraries} if found["tag"] else {"": next(iter(libraries.values()))}
+    sections = {"": [tag], **libraries} if tag else {"": next(iter(libraries.values()))}
     for name, verdicts in sections.items():
+        if ".libs/" in name and name not in failing:  # auditwheel added it
+            continue
         lines += [f"\n{name}"] if name else []
         for verdict in verdicts:
             lines.append(f"  {verdict['axis']:10} {verdict['answer']}")
@@ -201,9 +207,8 @@ def _report(found: dict[str, Any]) -> str:
         if trial["happened"] is not None:
             lines.append(f"  tried: {_outcome(trial['happened'])}")
         if trial["agrees"] is not None:
-            lines.append(
-                f"  {trial['error']}" if "error" in trial else f"  agrees: {'yes' if trial['agrees'] else 'NO'}"
-            )
+            lines.append(f"  agrees: {'yes' if trial['agrees'] else 'NO'}")
+        lines += [f"  {trial['error']}"] if "error" in trial else []
     return "\n".join(lines)
 
 

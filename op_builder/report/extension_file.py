@@ -7,6 +7,7 @@ import json
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +16,9 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from op_builder.cache.manifest import MANIFEST
+from op_builder.errors import AccelError
 from op_builder.report.verdicts import NAME_TAG, Binary, Verdict, needed_glibc
-from op_builder.system.elf import Elf, read_elf
+from op_builder.system.elf import Elf, read_elf, search_places
 
 _OTHERS = {
     b"MZ": "a Windows program",
@@ -24,17 +26,18 @@ _OTHERS = {
 }
 _LEGACY = {"manylinux1": "manylinux_2_5", "manylinux2010": "manylinux_2_12", "manylinux2014": "manylinux_2_17"}
 _LIBRARY = re.compile(r"\.so(\.[\d.]+)?$")
+_REPLACE = "Download or build it again."
 
 
-class UnreadableFileError(ValueError):
-    """The file is no native extension, or no whole one."""
+class UnreadableFileError(AccelError, ValueError):
+    """The file is not a native extension or wheel, or it is damaged."""
 
 
 class ExtensionFile(NamedTuple):
     """What a file holds.
 
     Attributes:
-        binaries: the libraries. ``tags``: of a wheel, else None.
+        binaries: the libraries; a wheel may have none. ``tags``: of a wheel, else None.
     """
 
     path: Path
@@ -46,16 +49,18 @@ def read_file(path: Path) -> ExtensionFile:
     """The libraries of a ``.so`` or wheel.
 
     Raises:
-        UnreadableFileError: it has none that can be read.
+        UnreadableFileError: it cannot be read.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UnreadableFileError(f"{path} is not a file.")
+            raise UnreadableFileError(f"{path} is not a file.", "Name a library (.so) or a wheel.")
         if zipfile.is_zipfile(path) or path.suffix == ".whl":
             return _wheel(path)
         elf = _elf(path.name, path.read_bytes())
-        near = {name: path.parent / name for name in elf.needed if (path.parent / name).is_file()}
-        siblings = {name: _elf(name, place.read_bytes()) for name, place in near.items()}
+        directory = path.parent.resolve()
+        is_searched = directory in map(Path.resolve, map(Path, search_places(elf.search, str(directory))))
+        near = [name for name in elf.needed if is_searched and (directory / name).is_file()]
+        siblings = {name: _elf(name, (directory / name).read_bytes()) for name in near}
         manifest = path.with_name(MANIFEST)
         cpu = _cpu_of(manifest.read_bytes()) if manifest.is_file() else ""
     except OSError as error:
@@ -67,20 +72,27 @@ def _wheel(path: Path) -> ExtensionFile:
     try:
         tags = parse_wheel_filename(path.name)[3]
         with zipfile.ZipFile(path) as archive:
-            names = sorted(name for name in archive.namelist() if _LIBRARY.search(name))
+            members = sorted(archive.namelist())
+            names = [name for name in members if _LIBRARY.search(name)]
+            names = names or [name for name in members if name.endswith((".pyd", ".dll", ".dylib"))]
             elves = {name: _elf(name, archive.read(name)) for name in names}
-            beside = {name: f"{name.rpartition('/')[0]}/{MANIFEST}" for name in names}
-            listed = set(archive.namelist()).intersection(beside.values())
-            cpus = {name: _cpu_of(archive.read(manifest)) for name, manifest in beside.items() if manifest in listed}
+            manifests = {name: f"{name.rpartition('/')[0]}/{MANIFEST}" for name in names}
+            cpus = {name: _cpu_of(archive.read(one)) for name, one in manifests.items() if one in members}
     except InvalidWheelFilename:
-        raise UnreadableFileError(f"{path} is a zip archive, but its name is not a wheel's.") from None
-    except (zipfile.BadZipFile, RuntimeError, EOFError, NotImplementedError) as error:
-        raise UnreadableFileError(f"{path} is not a whole wheel: {error}.") from None
-    if not elves:
-        raise UnreadableFileError(f"{path} has no Linux libraries (.so): it loads wherever its Python code does.")
+        remedy = "Give it the name that it was published with: name-version-python-abi-platform.whl."
+        raise UnreadableFileError(f"{path} is a zip archive, but its name is not a wheel's.", remedy) from None
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, NotImplementedError) as error:
+        raise UnreadableFileError(f"{path} is a damaged wheel: {error}.", _REPLACE) from None
     by_name = {name.rpartition("/")[2]: elf for name, elf in elves.items()}
+    in_wheel = {name.rpartition("/")[2]: f"/{name}" for name in names}
     python = _python_of(tags)
-    found = (_binary(name, elf, by_name)._replace(python=python, cpu=cpus.get(name, "")) for name, elf in elves.items())
+    found = []
+    for name, elf in elves.items():
+        binary = _binary(name, elf, by_name)
+        places = search_places(elf.search, f"/{name}".rpartition("/")[0])
+        reached = {library for library, place in in_wheel.items() if place.rpartition("/")[0] in places}
+        opened = binary.siblings.intersection(elf.needed) - reached
+        found.append(binary._replace(python=python, cpu=cpus.get(name, ""), preloaded=opened))
     return ExtensionFile(path, tuple(found), tags)
 
 
@@ -94,14 +106,14 @@ def _cpu_of(manifest: bytes) -> str:
 
 def _elf(name: str, content: bytes) -> Elf:
     if not content:
-        raise UnreadableFileError(f"{name} is empty.")
+        raise UnreadableFileError(f"{name} is empty.", _REPLACE)
     if not content.startswith(b"\x7fELF"):
-        kind = next((kind for magic, kind in _OTHERS.items() if content.startswith(magic)), "no ELF file")
+        kind = next((kind for magic, kind in _OTHERS.items() if content.startswith(magic)), "not an ELF file")
         raise UnreadableFileError(f"{name} is {kind}: only Linux libraries (ELF) can be read.")
     try:
         return read_elf(io.BytesIO(content))
     except ValueError as error:
-        raise UnreadableFileError(f"{name} is a damaged ELF file: {error}.") from None
+        raise UnreadableFileError(f"{name} is a damaged ELF file: {error}.", _REPLACE) from None
 
 
 def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
@@ -122,7 +134,7 @@ def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
         versions=frozenset().union(*(part.versions for part in parts)),
     )
     given = frozenset[str]().union(*(part.defined for part in parts))
-    return Binary(name, elf, frozenset(reached), given)
+    return Binary(name, elf, siblings=frozenset(reached), given=given)
 
 
 def _python_of(tags: Iterable[Tag]) -> str:
@@ -137,13 +149,13 @@ def _python_of(tags: Iterable[Tag]) -> str:
 
 
 def judge_tags(file: ExtensionFile, accepted: Iterable[Tag]) -> Verdict | None:
-    """Whether a wheel's tags are true of its binaries, and fit an installer that accepts these tags."""
+    """Whether a wheel's tags fit its binaries, and an installer that accepts these tags."""
     if file.tags is None:
         return None
     text = "-".join(file.path.stem.split("-")[-3:])
     false = next((reason for binary in file.binaries for tag in file.tags if (reason := _untrue(binary, tag))), "")
     problem = "" if false or not file.tags.isdisjoint(accepted) else "pip rejects this tag here"
-    return Verdict("tag", text, false or "true of its libraries", false or problem)
+    return Verdict("tag", text, false or "fits its libraries", false or problem)
 
 
 def _untrue(binary: Binary, tag: Tag) -> str:

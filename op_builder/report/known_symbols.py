@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import lzma
-import re
 import zlib
 from array import array
 from functools import cache
@@ -15,7 +14,6 @@ from typing import NamedTuple
 
 DATA = Path(__file__).with_name("known_symbols.json")
 LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so", "libc10_cuda.so", "libtorch_cuda.so")
-C_FUNCTION = re.compile(r"(aoti_)?torch_\w+$")
 
 
 class KnownSymbols(NamedTuple):

@@ -49,12 +49,12 @@ def load_with(file: ExtensionFile, release: str, find_links: str | None) -> dict
         interpreter = _environment(place / "environment", release, find_links)
         files = place / "files"
         if file.tags is None:
-            files = file.path.resolve().parent
+            files = file.path.parent.resolve()
         else:
             with zipfile.ZipFile(file.path) as archive:
-                archive.extractall(files)
+                archive.extractall(files, [binary.name for binary in file.binaries])
         by_name = {binary.name.rpartition("/")[2]: binary for binary in file.binaries}
-        return {binary.name: load_library(binary, by_name, files, interpreter) for binary in file.binaries}
+        return {binary.name: _load_library(binary, by_name, files, interpreter) for binary in file.binaries}
 
 
 def _environment(directory: Path, release: str, find_links: str | None) -> str:
@@ -90,24 +90,34 @@ def _uv() -> str | None:
     return find_uv_bin()
 
 
-def load_library(binary: Binary, by_name: dict[str, Binary], files: Path, interpreter: str) -> str:
+def _load_library(binary: Binary, by_name: dict[str, Binary], files: Path, interpreter: str) -> str:
     """Load one library below ``files`` in a process of an interpreter, after those of its wheel that it needs.
 
     Returns:
         The error's last line; empty if it loads.
     """
-    needed: list[str] = []
-
-    def collect(names: tuple[str, ...]) -> None:
-        for name in names:
-            if (other := by_name.get(name)) and other is not binary and str(files / other.name) not in needed:
-                collect(other.elf.needed)
-                needed.append(str(files / other.name))
-
-    collect(binary.elf.needed)
+    needed = [str(files / other.name) for other in needed_first(binary, by_name)]
     modules = sorted(name.removeprefix("PyInit_") for name in binary.elf.defined if name.startswith("PyInit_"))
     stem = binary.name.rpartition("/")[2].partition(".")[0]
     module = stem if stem in modules else (modules or [""])[0]
     done = run([interpreter, "-I", "-c", _CHILD, module, str(files / binary.name), *needed], timeout_s=_TIMEOUT_S)
     lines = done.errors.strip().splitlines()
     return "" if done.ok else lines[-1] if lines else f"the process ended with status {done.code}"
+
+
+def needed_first(binary: Binary, by_name: dict[str, Binary]) -> list[Binary]:
+    """The libraries of the same wheel that one needs, each after those that it needs itself."""
+    visited: set[str] = set()
+    ordered: dict[str, Binary] = {}
+    waiting = [*binary.elf.needed]
+    while waiting:
+        name = waiting.pop()
+        other = by_name.get(name)
+        if other is None or other is binary:
+            continue
+        if name in visited:
+            ordered.setdefault(name, other)
+        else:
+            visited.add(name)
+            waiting += [name, *other.elf.needed]
+    return [*ordered.values()]

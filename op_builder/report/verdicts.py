@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from op_builder.load.prebuilt import numbers
 from op_builder.plan import ENTRY_POINT
-from op_builder.prebuild.tags import GCC_LIBRARIES
+from op_builder.prebuild.tags import glibc_of_cxx
 from op_builder.report.known_symbols import LIBRARIES, KnownSymbols
 from op_builder.system.elf import Elf
 
@@ -35,7 +36,8 @@ class Binary(NamedTuple):
     Attributes:
         name: the file's name, in a wheel its path.
         elf: what the dynamic loader reads, of its siblings, too.
-        siblings: names of the libraries next to it that are loaded with it. ``given``: the symbols that all define.
+        siblings: names of the libraries next to it, or in its wheel, that are loaded with it.
+        preloaded: those of them for which it does not look there. ``given``: the symbols that all define.
         python: for which CPython it was compiled by the wheel's tag: ``3.11``, ``3.10+`` (abi3), or empty.
         cpu: the digest of the only CPU that it was compiled for, by the manifest of an op of this library, or empty.
     """
@@ -43,6 +45,7 @@ class Binary(NamedTuple):
     name: str
     elf: Elf
     siblings: frozenset[str] = frozenset()
+    preloaded: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
     python: str = ""
     cpu: str = ""
@@ -114,11 +117,10 @@ def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machin
     if not device and (cuda := sorted(filter(known.needs_cuda, names))):
         device["cuda"] = cuda[0]
     answer, reason = _releases(names, known, known.torch)
-    if not any(map(_OLD_ABI.search, names)) and not device.keys().isdisjoint(("hip", "xpu")):
+    if old := sorted(name for name in names if _OLD_ABI.search(name) and not known.releases(name)):
+        reason = f"it was compiled with _GLIBCXX_USE_CXX11_ABI=0, which no torch since 2.7 is: {old[0]}"
+    elif not device.keys().isdisjoint(("hip", "xpu")):
         answer, reason = "not known", "the lists hold symbols of CPU and CUDA builds"
-    elif any(_OLD_ABI.search(name) and not known.releases(name) for name in names):
-        old = min(name for name in names if _OLD_ABI.search(name) and not known.releases(name))
-        reason = f"it was compiled with _GLIBCXX_USE_CXX11_ABI=0, which no torch since 2.7 is: {old}"
     elif answer != "none" and names:
         reason += "" if any(name.startswith("_Z") for name in names) else "; it uses only the stable C ABI"
     if device and answer != "none":
@@ -204,7 +206,7 @@ def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine)
         reasons.append(f"where it lacks {_some(some)}, torch {copies} has it")
     if not reasons:
         return None
-    systems = ".".join(map(str, _glibc_beside({family: version for family, (version, _) in needs.items()})))
+    systems = ".".join(map(str, glibc_of_cxx(*(version for version, _ in needs.values()))))
     answer = f"as on systems with glibc {systems} and newer" if systems else "any"
     if missing := machine.missing(names):
         absent.append(_some(missing))
@@ -213,18 +215,8 @@ def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine)
 
 def needed_glibc(elf: Elf) -> tuple[tuple[int, ...], str]:
     """The oldest glibc of systems on which the file finds glibc's and libstdc++'s symbols, and the one that decides."""
-    newest = {family: _newest(elf, family) for family in ("GLIBC", "GLIBCXX", "CXXABI")}
-    glibc, cxx = numbers(newest["GLIBC"][0]), _glibc_beside({family: found[0] for family, found in newest.items()})
-    return max((glibc, newest["GLIBC"][1]), (cxx, newest["GLIBCXX"][1] or newest["CXXABI"][1]))
-
-
-def _glibc_beside(needs: Mapping[str, str]) -> tuple[int, ...]:
-    """The glibc of the oldest systems whose C++ library has these versions; of the newest known if none has."""
-    if not (needs.get("GLIBCXX") or needs.get("CXXABI")):
-        return ()
-    cxx, abi = (numbers(needs.get(family, "")) for family in ("GLIBCXX", "CXXABI"))
-    fitting = (glibc for glibc, has, has_abi in GCC_LIBRARIES if cxx <= has and abi <= has_abi)
-    return next(fitting, GCC_LIBRARIES[-1][0])
+    glibc, glibcxx, cxxabi = (_newest(elf, family) for family in ("GLIBC", "GLIBCXX", "CXXABI"))
+    return max((numbers(glibc[0]), glibc[1]), (glibc_of_cxx(glibcxx[0], cxxabi[0]), glibcxx[1] or cxxabi[1]))
 
 
 def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict | None:
@@ -238,7 +230,8 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
     if unknown:
         reason = f"no library that it names defines {_some(unknown)}"
         return Verdict("libraries", "none", reason, reason)
-    if not foreign:
+    opened = ", ".join(sorted(binary.preloaded))
+    if not foreign and not opened:
         return None
     absent = [
         name
@@ -247,8 +240,10 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
     ]
     cuda = {name: [release for release, has in known.cuda_libraries.items() if name in has] for name in foreign}
     notes = [f"{name} is in CUDA builds of torch {_span(has, known.torch)}" for name, has in cuda.items() if has]
+    notes += [f"its package must open {opened}, which its search path (RUNPATH) does not reach"] if opened else []
     problem = f"{', '.join(absent)}: not found" if absent else ""
-    return Verdict("libraries", ", ".join(foreign), "; ".join(notes) or "it names them (DT_NEEDED)", problem)
+    answer = ", ".join(foreign) or "those of its wheel"
+    return Verdict("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", problem)
 
 
 def _cpu(binary: Binary, machine: Machine) -> Verdict:
@@ -289,11 +284,11 @@ def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -
 
 def _span(fitting: Sequence[str], releases: Sequence[str]) -> str:
     """``2.10 to 2.12``, ``2.11 and newer (known up to 2.15)``; with gaps, each by its name."""
-    numbers = [releases.index(release) for release in fitting]
-    if len(numbers) > 1 and numbers[-1] - numbers[0] >= len(numbers):
+    positions = [releases.index(release) for release in fitting]
+    if positions[-1] - positions[0] >= len(positions):
         return ", ".join(map(short, fitting))
     first, last = short(fitting[0]), short(fitting[-1])
-    if numbers[-1] == len(releases) - 1:
+    if positions[-1] == len(releases) - 1:
         return f"{first} and newer (known up to {last})"
     return f"{first} to {last}" if first != last else f"{first} only"
 
@@ -315,7 +310,3 @@ def _some(names: Iterable[str]) -> str:
 
 def short(release: str) -> str:
     return ".".join(release.split(".")[:2])
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+import os.path
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,7 +16,7 @@ class Elf(NamedTuple):
     """What the dynamic loader reads of a file.
 
     Attributes:
-        machine: as in wheel tags: ``x86_64``, ``aarch64``; pyelftools' name of any other.
+        machine: as in wheel tags: ``x86_64``, ``aarch64``, ``armv7l``; pyelftools' name of a rare one.
         needed: libraries (``DT_NEEDED``). ``search``: directories in which it looks for them, with ``$ORIGIN``.
         defined: names of defined symbols.
         undefined: names that must be found, with their version: ``memcpy@GLIBC_2.14``.
@@ -39,7 +40,7 @@ def read_elf(file: BinaryIO) -> Elf:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no whole ELF file.
+        ValueError: it is not a whole ELF file.
     """
     defined: set[str] = set()
     found: dict[str, set[str]] = {"STB_WEAK": set(), "": set()}
@@ -61,15 +62,22 @@ def read_elf(file: BinaryIO) -> Elf:
         properties = [item for note in notes if isinstance(note["n_desc"], list) for item in note["n_desc"]]
         isa = [item["pr_data"] for item in properties if item["pr_type"] == "GNU_PROPERTY_X86_ISA_1_NEEDED"]
         machine = str(elf.header["e_machine"]).removeprefix("EM_").lower()
+        wheel_names = {
+            "386": "i686",
+            "arm": "armv7l",
+            "ppc64": "ppc64le" if elf.little_endian else "ppc64",
+            "riscv": f"riscv{elf.elfclass}",
+            "s390": "s390x" if elf.elfclass == 64 else "s390",
+        }
     except (ELFError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:  # pyelftools checks little
-        raise ValueError(str(error) or "it is no ELF file") from None
+        raise ValueError(str(error) or "it is not an ELF file") from None
     search = ":".join(
         tag.runpath if tag.entry.d_tag == "DT_RUNPATH" else tag.rpath
         for tag in tags
         if tag.entry.d_tag in ("DT_RUNPATH", "DT_RPATH")
     )
     return Elf(
-        machine,
+        wheel_names.get(machine, machine),
         tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
         tuple(filter(None, search.split(":"))),
         frozenset(defined),
@@ -80,12 +88,17 @@ def read_elf(file: BinaryIO) -> Elf:
     )
 
 
+def search_places(search: Iterable[str], origin: str) -> list[str]:
+    """The directories of ``Elf.search`` for a file in the directory ``origin``."""
+    return [os.path.normpath(one.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", origin)) for one in search]
+
+
 def dynamic_symbols(path: Path) -> tuple[set[str], set[str]]:
     """The names that a library defines, and those that it needs with their version: ``memcpy@GLIBC_2.14``.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no whole ELF file.
+        ValueError: it is not a whole ELF file.
     """
     with path.open("rb") as file:
         elf = read_elf(file)
@@ -106,5 +119,5 @@ def library_index(path: Path) -> tuple[frozenset[str], Callable[[str], bool]]:
         needed = [tag.needed for tag in sections[".dynamic"].iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
         table = sections.get(".gnu.hash") or sections[".hash"]
     except (ELFError, KeyError) as error:
-        raise ValueError(str(error) or "it is no ELF file") from None
+        raise ValueError(str(error) or "it is not an ELF file") from None
     return frozenset(needed), lambda name: table.get_symbol(name) is not None

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from op_builder.cache.store import Cache
+from op_builder.errors import AccelError
 from op_builder.report import doctor
 from tests.support.foreign_package import ROOT
 from tests.support.small_ops import make_small
@@ -34,6 +36,9 @@ FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "old_abi.so": ('void f() __asm__("_ZN3c103fooERKSs"); void g() { f(); }', WITH_TORCH, "_GLIBCXX_USE_CXX11_ABI=0"),
     "weak.so": ("__attribute__((weak)) void acme(); void f() { if (acme) acme(); }", (), ""),
     "level.so": ("int f() { return 1; }", ("-Wl,-z,x86-64-v4",), "x86-64-v4"),
+    "libnear.so": ("void near_by() {}", (), ""),
+    "near.so": ("void near_by(); void f() { near_by(); }", ("libnear.so",), "libnear.so: not found"),
+    "origin.so": ("void near_by(); void f() { near_by(); }", ("libnear.so", "-Wl,-rpath,$ORIGIN"), ""),
     "python.so": ('extern "C" void* PyList_New(long); void* f() { return PyList_New(0); }', (), ""),
     "m.cpython-39-x86_64-linux-gnu.so": ('extern "C" void* PyInit_m() { return 0; }', (), "this Python is"),
 }
@@ -55,11 +60,15 @@ print(json.dumps({name: loads(os.path.join(sys.argv[1], name)) for name in sys.a
 """
 
 
+def compiled(place: Path, name: str, source: str, link: tuple[str, ...] = ()) -> Path:
+    (place / "x.cpp").write_text(source)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", name, "x.cpp", *link], check=True, cwd=place)
+    return place / name
+
+
 def test_verdicts_agree_with_the_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, (source, link, _) in FILES.items():
-        (tmp_path / "x.cpp").write_text(source)
-        command = ["g++", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "x.cpp", *link]
-        subprocess.run(command, check=True)
+        compiled(tmp_path, name, source, link)
     done = subprocess.run([sys.executable, "-c", LOAD, tmp_path, *FILES], capture_output=True, text=True, check=True)
     for name, loads in json.loads(done.stdout).items():
         assert doctor.main([str(tmp_path / name)]) == (0 if loads else 1), name
@@ -68,6 +77,50 @@ def test_verdicts_agree_with_the_loader(tmp_path: Path, capsys: pytest.CaptureFi
         if name != "level.so":  # depends on the CPU
             assert loads == (not words), name
         assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("tag", "members", "summary", "status"),
+    [
+        ("linux", {"x/near.so": "near.so", "y/libnear.so": "libnear.so"}, "2 of 2 libraries load here", 0),
+        ("linux", {"x/near.so": "near.so"}, "does not load here", 1),
+        ("linux", {"x.libs/libnear.so": "libnear.so"}, "loads here", 0),
+        ("any", {"x/libnear.so": "libnear.so"}, "loads here; its tag does not fit", 1),
+        ("any", {"x.py": "x.cpp"}, "it has no libraries and loads wherever its Python code does", 0),
+    ],
+)
+def test_a_wheels_summary_and_the_exit_status_agree(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    tag: str,
+    members: dict[str, str],
+    summary: str,
+    status: int,
+) -> None:
+    for name in ("libnear.so", "near.so"):
+        compiled(tmp_path, name, *FILES[name][:2])
+    platform = f"linux_{os.uname().machine}" if tag == "linux" else tag
+    with zipfile.ZipFile(tmp_path / f"x-1-py3-none-{platform}.whl", "w") as wheel:
+        for name, source in members.items():
+            wheel.write(tmp_path / source, name)
+    assert doctor.main([str(wheel.filename)]) == status
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == f"x-1-py3-none-{platform}.whl: {summary}"
+    assert ("its package must open libnear.so" in shown) == ("y/libnear.so" in members)
+
+
+def test_an_environment_that_cannot_be_made_is_no_disagreement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AccelError("no network")
+
+    monkeypatch.setattr("op_builder.report.trial.load_with", fail)
+    command = [str(compiled(tmp_path, "plain.so", "")), "--run", "--torch", "2.10"]
+    assert doctor.main(command) == 2
+    assert "no network" in capsys.readouterr().out
+    assert doctor.main([*command, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["torch"]["2.10.0"]["agrees"] is None
 
 
 def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cache) -> None:
@@ -96,7 +149,7 @@ def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cac
         ("sys.modules['elftools'] = None", ["x.so"], "pyelftools is not installed"),
         ("", ["a.so", "b.so"], "only one file"),
         ("", ["--run"], "need a file"),
-        ("", ["x.so", "--torch", "newest"], "'newest' is no list of releases"),
+        ("", ["x.so", "--torch", "newest"], "'newest' is not a list of releases"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(before: str, arguments: list[str], message: str) -> None:
