@@ -31,13 +31,13 @@ def read_library(path: Path) -> Library:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file, or not a whole one.
+        ValueError: it is not such a file, or a damaged one.
     """
     data = path.read_bytes()
     try:
         return _read(data)
     except (struct.error, IndexError, ValueError) as error:
-        raise ValueError(f"it is no whole Mach-O file: {error}") from None
+        raise ValueError(f"it is not a Mach-O file, or a damaged one: {error}") from None
 
 
 def _read(data: bytes) -> Library:

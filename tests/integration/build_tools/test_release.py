@@ -1,4 +1,4 @@
-"""Checks of ``make release``, on made-up wheels, and that an sdist and a wheel can be made twice."""
+"""Checks of ``make release``, on made-up wheels; a real sdist and wheel are made twice in test_wheels.py."""
 
 from __future__ import annotations
 
