@@ -30,10 +30,10 @@ def packaged_command(language: str, target: Target | None = None) -> tuple[str, 
     """
     import platform
 
-    directory = _directory_of("ziglang")
-    if directory is None:
+    program = os.path.join(_directory_of("ziglang") or "", "zig")
+    if not os.path.isabs(program) or not os.path.exists(program):  # any directory of that name is a package
         return None
-    command = (os.path.join(directory, "zig"), language)
+    command = (program, language)
     if target is None and sys.platform != "linux":
         return command
     # Without a target it compiles for this CPU alone; the binary runs with this glibc or a newer one.
