@@ -2,10 +2,10 @@
 
     python build_tools/torch_symbols.py 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0 --python ~/.pyenv/versions/3.1?.*
 
-torch's names come from the x86-64 Linux wheels on PyPI. These are CUDA builds: the C++ names of a CPU build are among
-them, except for those of libc10_cuda and libtorch_cuda, which a file on them names as libraries. Wheels of other
-architectures lack only a few kernels' names. Of each wheel only the five libraries are downloaded, about 250 MB.
-Python's names come from libpython. The same input gives the same file.
+torch's names come from the x86-64 Linux wheels of pip's index, PyPI. These are CUDA builds: the C++ names of a CPU
+build are among them, except for those of libc10_cuda and libtorch_cuda, which a file on them names as libraries. Wheels
+of other architectures lack only a few kernels' names. Of each wheel only the five libraries are downloaded, about
+250 MB. Python's names come from libpython. The same input gives the same file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import base64
 import io
 import json
 import lzma
-import re
+import subprocess
 import sys
 import tempfile
 import urllib.request
@@ -65,16 +65,17 @@ class RemoteFile(io.RawIOBase):
 
 def names_of_torch(release: str) -> tuple[dict[str, frozenset[str]], set[str]]:
     """The names that each of the wheel's libraries defines, and the libraries that they need."""
-    page = urllib.request.Request(
-        "https://pypi.org/simple/torch/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
-    )
-    with urllib.request.urlopen(page) as answer:
-        wheels = json.load(answer)["files"]
-    name = re.compile(rf"torch-{re.escape(release)}-cp312-cp312-\w*linux\w*x86_64.whl")
-    wheel = next(wheel for wheel in wheels if name.match(wheel["filename"]))
+    # "===" does not match builds with a local version, such as 2.13.0+cpu.
+    options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--report", "-"]
+    platform = ["--python-version", "3.12", "--platform", "manylinux_2_28_x86_64", "--target", "unused"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *options, *platform, f"torch==={release}"]
+    report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    url = report["install"][0]["download_info"]["url"]
+    with urllib.request.urlopen(urllib.request.Request(url, method="HEAD")) as answer:
+        size_bytes = int(answer.headers["Content-Length"])
     defined = {}
     needed: set[str] = set()
-    with zipfile.ZipFile(RemoteFile(wheel["url"], wheel["size"])) as archive, tempfile.TemporaryDirectory() as place:
+    with zipfile.ZipFile(RemoteFile(url, size_bytes)) as archive, tempfile.TemporaryDirectory() as place:
         for library in LIBRARIES:
             with open(archive.extract(f"torch/lib/{library}", place), "rb") as file:
                 elf = read_elf(file)

@@ -214,9 +214,10 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
 
 
 def _has_packaged_openmp(plan: BuildPlan, compiler: Compiler) -> bool:
-    # clang of ziglang has neither OpenMP's header nor its runtime.
-    flags = (*plan.cxx_flags, *plan.link_flags, *(flag for source in plan.sources for flag in source.flags))
-    return compiler.is_zig and "-fopenmp" in flags
+    if not compiler.is_zig:  # only its clang has neither OpenMP's header nor its runtime
+        return False
+    of_sources = (flag for source in plan.sources for flag in source.flags)
+    return "-fopenmp" in (*plan.cxx_flags, *plan.link_flags, *of_sources)
 
 
 def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -227,9 +228,11 @@ def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
 
 
 def _libcxx_includes(plan: BuildPlan, compiler: Compiler) -> list[str]:
+    if not compiler.is_zig or plan.binding is not Binding.STABLE:
+        return []
     # In place of torch's: exceptions of libc++ must not reach torch.
     csrc = native_root() / "csrc"
-    return [str(csrc / "libcxx"), str(csrc)] if compiler.is_zig and plan.binding is Binding.STABLE else []
+    return [str(csrc / "libcxx"), str(csrc)]
 
 
 def system_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import platform
 import re
@@ -79,10 +80,15 @@ def with_torch(machine: Machine, release: str, known: KnownSymbols) -> Machine:
 
 def _in_process(name: str) -> bool:
     """Whether Python, the C library or libstdc++ defines a symbol."""
+    return any(hasattr(library, name) for library in _own_libraries())
+
+
+@functools.cache
+def _own_libraries() -> list[ctypes.CDLL]:
     libraries: list[ctypes.CDLL] = [ctypes.pythonapi]
     with contextlib.suppress(OSError):
         libraries.append(ctypes.CDLL("libstdc++.so.6"))
-    return any(hasattr(library, name) for library in libraries)
+    return libraries
 
 
 def _linker_cache() -> dict[str, list[str]]:

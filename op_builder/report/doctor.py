@@ -179,6 +179,8 @@ def _trial(
 
 
 def _report(found: dict[str, Any]) -> str:
+    from op_builder.report.verdicts import short
+
     libraries, tag = found["libraries"], found["tag"]
     failing = {name for name, verdicts in libraries.items() if any(verdict["problem"] for verdict in verdicts)}
     loads = "does not load here" if failing else "loads here"
@@ -197,7 +199,7 @@ def _report(found: dict[str, Any]) -> str:
             lines.append(f"  {verdict['axis']:10} {verdict['answer']}")
             lines += [f"  {'':10}   {reason}" for reason in verdict["reason"].split("; ")]
             lines += [f"  {'':10}   Not here: {verdict['problem']}."] if verdict["problem"] else []
-    known = " to ".join(".".join(found["known_torch"][at].split(".")[:2]) for at in (0, -1))
+    known = " to ".join(short(found["known_torch"][at]) for at in (0, -1))
     lines += [""] if found["torch"] else []
     for release, trial in found["torch"].items():
         if trial["predicted"] is None:

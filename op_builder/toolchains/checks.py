@@ -24,7 +24,7 @@ from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.packaged import strip_flags
-from op_builder.toolchains.probes import remembered_failure_of
+from op_builder.toolchains.probes import PROBE_TIMEOUT_S, remembered_failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
 
     subject = f"c++ {compiler.identity} {flags} {text}"
     # The first use of ziglang for a platform compiles its C++ library.
-    timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if compiler.is_zig else 120
+    timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if compiler.is_zig else PROBE_TIMEOUT_S
     failure = remembered_failure_of(compile_and_link, subject, [compiler.path], memo, timeout_s)
     if failure:
         return Failed(

@@ -19,14 +19,14 @@ from op_builder.system.records import is_flag
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.diagnose import diagnose
 
-_TIMEOUT_S = 120
+PROBE_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
 
 Prepare = Callable[[Path], list[str]]
 """Writes a probe's sources into a directory and returns the command to run there."""
 
 
-def failure_of(prepare: Prepare, timeout_s: float = _TIMEOUT_S) -> str:
+def failure_of(prepare: Prepare, timeout_s: float = PROBE_TIMEOUT_S) -> str:
     """Run a probe in a temporary directory; the cause of its failure, empty when it worked.
 
     Raises:
@@ -59,7 +59,7 @@ def _unusable_temporary_directory(reason: str) -> ToolchainError:
 
 
 def remembered_failure_of(
-    prepare: Prepare, subject: str, files: list[str], memo: Memo, timeout_s: float = _TIMEOUT_S
+    prepare: Prepare, subject: str, files: list[str], memo: Memo, timeout_s: float = PROBE_TIMEOUT_S
 ) -> str:
     """:func:`failure_of`, with a success remembered while ``files`` are unchanged.
 

@@ -8,7 +8,7 @@
 namespace accel::torch_c {
 
 template <BoxedFunction function>
-void passing_errors(StableIValue* stack, uint64_t arguments, uint64_t results) {
+void boxed_by_torch(StableIValue* stack, uint64_t arguments, uint64_t results) {
   call_for_torch(function, stack, arguments, results);
 }
 
@@ -17,6 +17,6 @@ void passing_errors(StableIValue* stack, uint64_t arguments, uint64_t results) {
 #define ACCEL_TORCH_BOX_PASSES_ERRORS
 #undef TORCH_BOX
 #define TORCH_BOX(func)                                         \
-  (&::accel::torch_c::passing_errors<                           \
+  (&::accel::torch_c::boxed_by_torch<                           \
       &::torch::stable::detail::boxer<                          \
           std::remove_pointer_t<std::remove_reference_t<decltype(func)>>, (func)>::boxed_fn>)
