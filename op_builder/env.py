@@ -277,7 +277,7 @@ ACCEL_DEEPSPEED = _declare(
 ACCEL_HOST_ID = _text(
     "ACCEL_HOST_ID",
     "Name of this host for the distributed backend; ranks with the same name share memory.",
-    "derived from boot, network namespace and user",
+    "derived from boot, PID and network namespaces and user",
 )
 ACCEL_DISTRIBUTED_ACROSS = _text("ACCEL_DISTRIBUTED_ACROSS", "The backend between hosts: gloo or ccl.", "gloo")
 CCL_ROOT = _optional("CCL_ROOT", _parse_path, "oneCCL installation to use.", "Intel's wheels, else the system's")

@@ -6,7 +6,6 @@ ended. A case waits for files of the other ranks and not for time; its groups' t
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -347,7 +346,7 @@ def all_are_killed(place: Place) -> None:
 
 
 def killed_while_meeting(place: Place) -> None:
-    """The last rank ends after it has published its address, before it sends its memory."""
+    """The last rank ends after it has published its memory."""
     store: Any = place.store()
     if place.rank == place.size - 1:
         key = f"accel_shm_comm//{place.size}/0/ranks/{place.rank}"
@@ -592,43 +591,18 @@ def become_a_stranger(place: Place) -> dict[str, Any]:
     return facts
 
 
-def silent_strangers(place: Place) -> float:
-    """Rank 2 is a process of another user that connects to rank 0 first, several times, and sends nothing."""
-    if place.rank == 2:
-        facts = become_a_stranger(place)
-        calls = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
-        for caller in calls:
-            caller.connect("\0" + facts["address"])
-        place.signal("tried")
-        place.wait("made")
-        return 2.0
-    if place.rank == 0:
-        group = publish_to_a_stranger(place, 2, FOREVER_S)
-    else:
-        group = place.comm.new_group(2, 1, store=place.store(2), timeout_s=FOREVER_S)
-    total = float(group.all_reduce(torch.ones(1)))
-    place.signal("made")
-    return total
-
-
 def another_user(place: Place) -> list[Any]:
     """Rank 1 is a process of another user that has read all that the store holds; what it got."""
     if place.rank == 0:
         publish_to_a_stranger(place, 2, timeout_s=3)
     facts = become_a_stranger(place)
     caught: list[Any] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.connect("\0" + facts["address"])
-        caller.sendall(bytes.fromhex(facts["secret"]) + (1).to_bytes(4, "big"))
-        for directory in ("fd", "map_files"):  # while rank 0 waits, so its process exists
-            try:
-                caught += os.listdir(f"/proc/{place.process_of(0)}/{directory}")
-            except PermissionError:
-                continue
-        place.signal("tried")
-        with contextlib.suppress(OSError):
-            data, descriptors, _, _ = socket.recv_fds(caller, 1, 1)
-            caught += [*data, *descriptors]
+    for path in (f"fd/{facts['descriptor']}", "fd", "map_files"):  # while rank 0 waits, so its process exists
+        try:
+            caught.append(os.open(f"/proc/{place.process_of(0)}/{path}", os.O_RDONLY))
+        except PermissionError:
+            continue
+    place.signal("tried")
     return caught
 
 

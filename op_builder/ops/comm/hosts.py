@@ -13,8 +13,6 @@ from op_builder import env
 from op_builder.errors import CommunicationError
 from op_builder.system.records import RecordError, Schema, decode, encode, is_text
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 _FORMAT = 1
 _SCHEMA: Schema = dict.fromkeys(("host", "obstacle", "across"), is_text)
 _NEW_STORE = "Start all ranks again, on a new store."
@@ -121,14 +119,15 @@ class Layout:
 def host_identity() -> str:
     """A text that is the same for processes that can share memory.
 
-    They have the same boot of the kernel, the same network namespace (sockets pass the memory) and the same user.
+    They have the same boot of the kernel, the same PID and network namespaces, and the same user.
     """
     named = env.ACCEL_HOST_ID.get()
     if named is not None:
         return named
     try:
-        boot = _BOOT_ID.read_text().strip()
-        return f"{boot} {os.stat(_NETWORK_NAMESPACE).st_ino} {os.geteuid()}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net")]
+        return f"{boot} {namespaces} {os.geteuid()}"
     except OSError:
         return f"{os.uname().nodename} {os.uname().version}"
 

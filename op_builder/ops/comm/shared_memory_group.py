@@ -203,25 +203,24 @@ class SharedMemoryGroup:
         if count == 0:
             return torch.zeros(sizes, dtype=dtype)
         size_bytes = count * dtype.itemsize
-        self._call(
-            "barrier", (), operation="empty_symmetric"
-        )  # fails before the ranks exchange anything if the group is broken
+        # Fails before the ranks exchange anything if the group is broken.
+        self._call("barrier", (), operation="empty_symmetric")
         memory = self._symmetric_count
         meeting = self._place.meeting(f"symmetric_{memory}")
         self._symmetric_count += 1
         descriptors = shared_segments(self._ops, meeting, size_bytes)[1]
         try:
             address = self._ops.attach_symmetric(self._number, memory, size_bytes, descriptors)
-        finally:
+            if address > 0:
+                buffer = (ctypes.c_char * size_bytes).from_address(address)
+                finalizer = weakref.finalize(buffer, self._ops.release_symmetric, self._number, address)
+                finalizer.atexit = False  # tensors that live until the process ends may be read until then
+            # All ranks have it or none: one without it would run other collectives.
+            lacking = torch.tensor([self.size if address > 0 else self.rank], dtype=torch.int32, device="cpu")
+            lacking_rank = int(self.all_reduce(lacking, "min"))
+        finally:  # after all ranks have opened this rank's
             for descriptor in descriptors:
                 os.close(descriptor)
-        if address > 0:
-            buffer = (ctypes.c_char * size_bytes).from_address(address)
-            finalizer = weakref.finalize(buffer, self._ops.release_symmetric, self._number, address)
-            finalizer.atexit = False  # tensors that live until the process ends may be read until then
-        # All ranks have it or none: one without it would run other collectives.
-        lacking = torch.tensor([self.size if address > 0 else self.rank], dtype=torch.int32, device="cpu")
-        lacking_rank = int(self.all_reduce(lacking, "min"))
         meeting.forget()
         if address < 0:
             raise space_error(size_bytes, -address)
@@ -290,7 +289,7 @@ def _open(ops: Any, place: GroupPlace) -> int:
     facts, descriptors = shared_segments(ops, place.meeting("ranks"), size_bytes, is_locked=True)
     try:
         spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
-        here = [int(each.is_in_this_process) for each in facts]
+        here = [int(each.process == os.getpid()) for each in facts]
         timeout_ns = int(place.timeout_s * 1e9)
     except BaseException:
         for descriptor in descriptors:

@@ -1,22 +1,17 @@
-"""How the ranks of a group find each other and exchange their shared memory.
+"""How the ranks of a group find each other and open each other's shared memory.
 
-The ranks publish their addresses in a ``torch.distributed`` store. The memory itself has no name: a rank sends its
-descriptor through a Unix socket in the abstract namespace (unix(7)), to processes of the same user that know a secret
-from the store. So a killed process leaves no file behind, and no other user can open the memory.
+The ranks publish in a ``torch.distributed`` store which of their descriptors is their memory. The memory itself has no
+name: a rank opens the descriptor of another through ``/proc`` (proc(5)), which the system permits only to processes of
+the same user. So a killed process leaves no file behind, and no other user can open the memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import socket
-import struct
 import time
-from collections.abc import Collection, Sequence
-from hmac import compare_digest
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
@@ -29,72 +24,42 @@ from op_builder.system.records import (
     decode,
     encode,
     is_count,
-    is_name,
     is_number,
+    is_small,
     is_text,
     list_of,
 )
 
-_SECRET_BYTES = 16
-_LONGEST_ADDRESS = 100  # of a socket: unix(7)
-_HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")  # the secret of who is called, the rank of who calls
-_PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
-_HELLO_TIMEOUT_S = 0.2  # who is later connects again
-_LOOK_AROUND_S = 0.2
 _LONGEST_PAUSE_S = 0.02
-
-_FORMAT = 1
-
-
-def _is_secret(value: Any) -> bool:
-    return type(value) is str and len(value) == 2 * _SECRET_BYTES and not value.strip("0123456789abcdef")
-
-
+_FORMAT = 2
 _SCHEMA: Schema = {
-    "address": lambda value: is_name(value) and value.isascii() and len(value) <= _LONGEST_ADDRESS,
-    "secret": _is_secret,
-    "process": is_text,
+    "process": is_count,
+    "descriptor": is_small,
     "host": is_text,
     "cpus": list_of(is_count),
     "quota_cores": lambda value: value is None or is_number(value),
     "error": is_text,
 }
 
-_process_secret = os.urandom(8).hex()  # the same for ranks that are threads of one process
-
-
-def _forget_secret() -> None:
-    global _process_secret
-    _process_secret = os.urandom(8).hex()
-
-
-os.register_at_fork(after_in_child=_forget_secret)
-
 
 class RankFacts(NamedTuple):
     """What a rank publishes to the others.
 
     Attributes:
-        address: the address of its socket.
-        secret: what clients of the socket must send.
         process: the process that it is a thread of.
-        host: the running kernel and its network namespace, in which the socket can be reached.
+        descriptor: of its memory, in that process.
+        host: the running kernel and its PID namespace.
         cpus: the cores that it may run on.
         quota_cores: its CPU quota, in cores; None without one.
         error: why it cannot take part; empty if it can.
     """
 
-    address: str
-    secret: str
-    process: str
+    process: int
+    descriptor: int
     host: str
     cpus: list[int]
     quota_cores: float | None = None
     error: str = ""
-
-    @property
-    def is_in_this_process(self) -> bool:
-        return self.process == _process_secret
 
 
 class Meeting:
@@ -116,10 +81,10 @@ class Meeting:
         self._deadline = time.monotonic() + timeout_s
 
     def exchange(self, descriptor: int, error: str = "") -> tuple[list[RankFacts], list[int]]:
-        """Send a descriptor of shared memory to all other ranks, and receive theirs.
+        """Publish a descriptor of shared memory, and open those of the other ranks.
 
         Args:
-            descriptor: borrowed; -1 if creating the memory failed.
+            descriptor: borrowed; -1 if creating the memory failed. It stays open until all ranks have opened it.
             error: why it failed. Then all ranks raise.
 
         Returns:
@@ -129,27 +94,25 @@ class Meeting:
         Raises:
             SharedMemoryCommError: a rank is missing, is on another host, or has an error; or the store failed.
         """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            address = f"accel-shm-comm-{os.urandom(_SECRET_BYTES).hex()}"
-            listener.bind(f"\0{address}")
-            listener.listen(self.size + 8)
-            own = RankFacts(
-                address,
-                os.urandom(_SECRET_BYTES).hex(),
-                _process_secret,
-                _host(),
-                sorted(os.sched_getaffinity(0)),
-                cpu_quota_cores(HostFiles()),
-                error,
-            )
-            try:
-                facts = [own] if self.size == 1 else self._exchange_facts(own)
-            except SharedMemoryCommError:
-                raise
-            except RuntimeError as error:  # as torch's stores fail
-                raise store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
-            self._require_fit(facts)
-            return facts, self._exchange_descriptors(listener, facts, descriptor)
+        cpus = sorted(os.sched_getaffinity(0))
+        own = RankFacts(os.getpid(), descriptor, _host(), cpus, cpu_quota_cores(HostFiles()), error)
+        try:
+            facts = [own] if self.size == 1 else self._exchange_facts(own)
+        except SharedMemoryCommError:
+            raise
+        except RuntimeError as error:  # as torch's stores fail
+            raise store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
+        self._require_fit(facts)
+        opened: dict[int, int] = {}
+        try:
+            for rank in range(self.size):
+                if rank != self.rank:
+                    opened[rank] = self._open(rank, facts[rank])
+        except BaseException:
+            for other in opened.values():
+                os.close(other)
+            raise
+        return facts, [opened.get(rank, descriptor) for rank in range(self.size)]
 
     def forget(self) -> None:
         """Remove this rank's facts from the store, after all ranks have read them."""
@@ -213,124 +176,31 @@ class Meeting:
             if other.host != facts[self.rank].host:
                 raise SharedMemoryCommError(
                     f"Ranks {self.rank} and {rank} cannot share memory: they run on different hosts or in different "
-                    "network namespaces.",
-                    "Make groups of ranks on one host and in one network namespace.",
+                    "PID namespaces.",
+                    "Make groups of ranks on one host and in one PID namespace.",
                     rank=rank,
                 )
 
-    def _exchange_descriptors(self, listener: socket.socket, facts: Sequence[RankFacts], descriptor: int) -> list[int]:
-        """Connect to all other ranks, whose sockets queue the connections; answer theirs; read the answers.
-
-        Other processes can connect, too. If they fill a rank's queue, or keep it busy until it drops a connection, the
-        others connect again.
-        """
-        unanswered = {rank for rank in range(self.size) if rank != self.rank}
-        calls: dict[int, socket.socket] = {}
-        received = {self.rank: descriptor}
-        listener.setblocking(False)
+    def _open(self, rank: int, facts: RankFacts) -> int:
+        """A descriptor of another rank's memory."""
+        path = f"/proc/{facts.process}/fd/{facts.descriptor}"
         try:
-            while silent := [rank for rank in range(self.size) if rank not in received or rank in unanswered]:
-                self._require_time(silent)
-                for rank in range(self.size):
-                    if rank not in received and rank not in calls:
-                        self._call(calls, rank, facts[rank])
-                pending = [call for rank, call in calls.items() if rank not in received]
-                _wait([listener, *pending], _LOOK_AROUND_S if len(calls) == self.size - 1 else _LONGEST_PAUSE_S)
-                with contextlib.suppress(BlockingIOError):
-                    unanswered.discard(self._answer(listener, facts[self.rank], unanswered, descriptor))
-                for rank in [rank for rank in calls if rank not in received]:
-                    self._receive(calls, rank, received)
-        except BaseException:
-            for rank in received.keys() - {self.rank}:
-                os.close(received[rank])
-            raise
-        finally:
-            for call in calls.values():
-                call.close()
-        return [received[rank] for rank in range(self.size)]
-
-    def _call(self, calls: dict[int, socket.socket], rank: int, facts: RankFacts) -> None:
-        """Connect to a rank unless its queue is full."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.setblocking(False)
-        try:
-            connection.connect(f"\0{facts.address}")
-            if not _is_same_user(connection):
-                raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
-            connection.send(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
-            calls[rank] = connection
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
-            pass
+            if not os.readlink(path).startswith("/memfd:accel_shm_comm"):  # another process has the number by now
+                raise FileNotFoundError(path)
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except PermissionError:
+            raise SharedMemoryCommError(
+                f"Rank {rank} runs as another user.", "Start all ranks as one user.", rank=rank
+            ) from None
         except OSError:
-            raise self._ended(rank) from None
-        finally:
-            if rank not in calls:
-                connection.close()
-
-    def _answer(
-        self, listener: socket.socket, own: RankFacts, unanswered: Collection[int], descriptor: int
-    ) -> int | None:
-        """Send the descriptor to the rank that connects; returns the rank, None for a stranger."""
-        connection, _ = listener.accept()
-        with connection:
-            rank = _caller(connection, own)
-            if rank not in unanswered:
-                return None
-            try:
-                socket.send_fds(connection, [b"."], [descriptor])
-            except ConnectionError:
-                raise self._ended(rank) from None
-            return rank
-
-    def _receive(self, calls: dict[int, socket.socket], rank: int, received: dict[int, int]) -> None:
-        """Read the answer of a rank, if it has arrived."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(calls[rank], 1, 1)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, descriptors = b"", []
-        if data and descriptors:
-            os.set_inheritable(descriptors[0], False)
-            received[rank] = descriptors[0]
-        else:  # the rank has dropped the connection, or has ended
-            calls.pop(rank).close()
-
-    def _ended(self, rank: int) -> SharedMemoryCommError:
-        return SharedMemoryCommError(
-            f"Rank {rank} ended while it joined group {self.key!r}.",
-            "Check why it ended.",
-            rank=rank,
-            operation="new_group",
-        )
-
-
-def _caller(connection: socket.socket, own: RankFacts) -> int:
-    """The rank that connected; -1 for another user's process, or one that does not know the secret."""
-    if not _is_same_user(connection):
-        return -1
-    connection.settimeout(_HELLO_TIMEOUT_S)
-    try:
-        secret, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-    except (OSError, struct.error):
-        return -1
-    return int(rank) if compare_digest(secret, bytes.fromhex(own.secret)) else -1
-
-
-def _wait(sockets: Sequence[socket.socket], timeout_s: float) -> None:
-    """Wait until one of these can be read or was closed by its peer."""
-    poll = select.poll()
-    for each in sockets:
-        poll.register(each, select.POLLIN)
-    poll.poll(1000 * timeout_s)
-
-
-def _is_same_user(connection: socket.socket) -> bool:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, user, _ = _PEER_CREDENTIALS.unpack(raw)
-    return bool(user == os.geteuid())
+            raise SharedMemoryCommError(
+                f"Rank {rank} ended while it joined group {self.key!r}.",
+                "Check why it ended.",
+                rank=rank,
+                operation="new_group",
+            ) from None
 
 
 def _host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

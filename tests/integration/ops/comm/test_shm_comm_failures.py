@@ -55,8 +55,8 @@ def test_nothing_is_left_when_all_are_killed(ranks: Ranks) -> None:
 def test_a_rank_that_dies_while_the_group_is_made(ranks: Ranks) -> None:
     *others, _ = ranks.run("killed_while_meeting", 3)
     for end in others:
-        # One that comes later may find the other gone, which has given up by then.
-        assert re.search(r"Rank [012] ended while it joined group", end.error), end
+        # One that comes later may find another gone that has given up; one that comes before has its memory.
+        assert re.search(r"Rank [012] ended while it joined group|rank 2 died|because of rank 2", end.error), end
 
 
 def test_a_rank_that_never_comes(ranks: Ranks) -> None:
@@ -226,8 +226,3 @@ def test_another_user_gets_no_memory(ranks: Ranks) -> None:
     first, stranger = ranks.run("another_user", 2)
     assert "waited 3 s for rank 1" in first.error  # the stranger was none
     assert (stranger.error, stranger.value) == ("", [])
-
-
-@needs_root
-def test_another_user_who_says_nothing_does_not_hold_up_the_ranks(ranks: Ranks) -> None:
-    assert ranks.values("silent_strangers", 3) == [2.0] * 3
