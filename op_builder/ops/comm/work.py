@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import weakref
@@ -10,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import Work
@@ -125,7 +125,7 @@ class CollectiveWork(Work):
             self.end(None)
 
     def end(self, error: Exception | None) -> None:
-        """Mark it as finished, unless it already is. A future is completed later, by one of the queue's threads."""
+        """Mark it as finished, unless it already is. A future is completed by another thread."""
         self._function = None
         with self._lock:
             if self._is_done:
@@ -152,14 +152,11 @@ class CollectiveWork(Work):
 class WorkQueue:
     """Runs functions one at a time, in the order of the calls.
 
-    The caller of a synchronous function runs it, after everything that is queued. An asynchronous function is run by a
+    The caller of a synchronous function runs it, after everything that is queued. An asynchronous function is run by the
     thread of the queue, or by the first caller who waits for it, so a wait right after the call wakes no thread.
 
-    Callbacks of futures may issue collectives and wait for them. They run in the queue's threads, and a thread that is
-    about to run callbacks makes sure that another one serves the queue.
+    Callbacks of futures may issue collectives and wait for them: those of each future run in a thread of their own.
     """
-
-    _numbers = itertools.count(1)
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -168,12 +165,10 @@ class WorkQueue:
         self._turn = threading.RLock()
         self._is_running = False
         self._waiting: deque[CollectiveWork] = deque()
-        self._finished: deque[CollectiveWork] = deque()  # their futures are not completed yet
         self._filled = threading.Semaphore(0)
-        self._threads: list[threading.Thread] = []
-        self._idle_count = 0
-        self._is_served = False  # a thread of the queue waits for its turn, or runs a function
-        self._threads_lock = threading.RLock()  # reentrant for signal handlers
+        self._threads: set[threading.Thread] = set()
+        self._has_thread = False
+        self._lock = threading.RLock()  # reentrant for signal handlers
         self._is_closed = False
         self._reason: AccelError | None = None
 
@@ -194,20 +189,21 @@ class WorkQueue:
         self._require_open()
         work = CollectiveWork(result, self, function)
         self._waiting.append(work)
-        with self._threads_lock:
-            if not self._threads:
-                self._start_thread()
+        with self._lock:
+            if not self._has_thread:
+                self._has_thread = True
+                # The thread has a weak reference to the queue, so that that of a discarded group ends.
+                weakref.finalize(self, self._filled.release)
+                self._start(_serve, weakref.ref(self), self._filled)
         self._filled.release()
         return work
 
     def complete_future(self, work: CollectiveWork) -> None:
-        """Have a thread of the queue complete the future of ``work``; this thread, if the queue is closed."""
+        """Have a new thread complete the future of ``work``; this thread, if the queue is closed."""
         if self._is_closed:
             work.complete_future()
-            return
-        self._finished.append(work)
-        self._keep_one_thread_idle()
-        self._filled.release()
+        else:
+            self._start(self._call_back, work)
 
     def finish(self, work: CollectiveWork, timeout_s: float) -> None:
         """Return when ``work`` is finished; a timeout of -1 means none.
@@ -242,60 +238,27 @@ class WorkQueue:
         if self.is_my_turn():
             return
         deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in self._threads - {threading.current_thread()}:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def serve(self) -> bool:
-        """Complete the futures and run the functions that are queued; False when the queue is closed.
-
-        One thread runs functions; the others only complete futures.
-        """
-        with self._threads_lock:
-            self._idle_count -= 1
-        while self._finished:
-            self._complete_one_future()
-        while self._begins_serving():
-            try:
-                with self._my_turn(_FOREVER):
-                    work = self._take()
-                    if work is not None:
-                        work.run()
-            finally:
-                self._is_served = False
-        with self._threads_lock:
-            self._idle_count += 1
+        """Run the functions that are queued; False when the queue is closed."""
+        while self._waiting:
+            with self._my_turn(_FOREVER):
+                work = self._take()
+                if work is not None:
+                    work.run()
         return not self._is_closed
 
-    def _begins_serving(self) -> bool:
-        with self._threads_lock:
-            if self._is_served or not self._waiting:
-                return False
-            self._is_served = True
-            return True
-
-    def _complete_one_future(self) -> None:
+    def _call_back(self, work: CollectiveWork) -> None:
         try:
-            finished = self._finished.popleft()
-        except IndexError:  # another thread was faster
-            return
-        self._keep_one_thread_idle()  # a callback may wait for a collective
-        finished.complete_future()
+            work.complete_future()
+        finally:
+            self._threads.discard(threading.current_thread())
 
-    def _keep_one_thread_idle(self) -> None:
-        with self._threads_lock:
-            if self._idle_count == 0:
-                self._start_thread()
-
-    def _start_thread(self) -> None:
-        if not self._threads:
-            weakref.finalize(self, self._filled.release)
-        # The threads have weak references to the queue, so that those of a discarded group end.
-        arguments = (weakref.ref(self), self._filled)
-        name = f"{self._name}-{next(self._numbers)}"
-        thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
-        self._idle_count += 1
-        self._threads.append(thread)
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=function, args=arguments, name=self._name, daemon=True)
+        self._threads.add(thread)
         thread.start()
 
     def is_my_turn(self) -> bool:
@@ -347,7 +310,6 @@ def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:
         filled.acquire()
         alive = queue()
         if alive is None or not alive.serve():
-            filled.release()  # for the next thread
             return
         del alive
 
