@@ -107,32 +107,24 @@ std::vector<std::int64_t> counters(std::int64_t handle) {
 // The errno with which the engine refused to work, so that threads do; 0 where it works.
 std::int64_t refusal(std::int64_t handle) { return handles().find(handle)->counters().refusal; }
 
-void define(accel::Library& library) {
-  library.def(
-      "create(str engine, int block_bytes, int depth, bool single_submit, bool overlap_events, int parallelism) "
-      "-> int");
-  library.def("destroy(int handle) -> ()");
-  library.def(
-      "submit(int handle, int operation, int descriptor, int address, int size_bytes, int offset, bool is_write, "
-      "bool validates, bool is_split) -> int");
-  library.def("wait(int handle, int[] operations, int timeout_ms) -> bool");
-  library.def("take(int handle, int[] operations) -> int[]");
-  library.def("counters(int handle) -> int[]");
-  library.def("refusal(int handle) -> int");
-  accel::locked_pages::define(library);
-}
-
-void implement(accel::Library& library) {
-  library.impl("create", ACCEL_BOX(&create));
-  library.impl("destroy", ACCEL_BOX(&destroy));
-  library.impl("submit", ACCEL_BOX(&submit));
-  library.impl("wait", ACCEL_BOX(&wait));
-  library.impl("take", ACCEL_BOX(&take));
-  library.impl("counters", ACCEL_BOX(&counters));
-  library.impl("refusal", ACCEL_BOX(&refusal));
-  accel::locked_pages::implement(library);
+accel::Ops ops() {
+  accel::Ops all = {
+      {"create(str engine, int block_bytes, int depth, bool single_submit, bool overlap_events, int parallelism) "
+       "-> int",
+       ACCEL_BOX(&create)},
+      {"destroy(int handle) -> ()", ACCEL_BOX(&destroy)},
+      {"submit(int handle, int operation, int descriptor, int address, int size_bytes, int offset, bool is_write, "
+       "bool validates, bool is_split) -> int",
+       ACCEL_BOX(&submit)},
+      {"wait(int handle, int[] operations, int timeout_ms) -> bool", ACCEL_BOX(&wait)},
+      {"take(int handle, int[] operations) -> int[]", ACCEL_BOX(&take)},
+      {"counters(int handle) -> int[]", ACCEL_BOX(&counters)},
+      {"refusal(int handle) -> int", ACCEL_BOX(&refusal)},
+  };
+  all.insert(all.end(), accel::locked_pages::ops.begin(), accel::locked_pages::ops.end());
+  return all;
 }
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement})
+ACCEL_OP_TABLE(ops(), "CPU")

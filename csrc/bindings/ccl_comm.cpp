@@ -8,8 +8,7 @@
 
 #include "bindings/tensor_checks.h"
 #include "kernels/ccl/communicator.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace {
 
@@ -94,36 +93,18 @@ void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::int64_t
   }
 }
 
-void define(accel::Library& library) {
-  library.def("make_address() -> int[]");
-  library.def("connect(int size, int rank, int[] address) -> int[]");
-  library.def("disconnect(int communicator) -> ()");
-  library.def("all_reduce(Tensor(a!) tensor, int communicator, int reduction, str match_id) -> int");
-  library.def("broadcast(Tensor(a!) tensor, int communicator, int source) -> int");
-  library.def("barrier(int communicator) -> int");
-  library.def("wait(int collective, int timeout_ms) -> bool");
-  library.def("inference_all_reduce(Tensor(a!) tensor, int communicator, int reduction, int timeout_ms) -> ()");
-}
-
-void implement(accel::Library& library) {
-  library.impl("make_address", ACCEL_BOX(&make_address));
-  library.impl("connect", ACCEL_BOX(&connect));
-  library.impl("disconnect", ACCEL_BOX(&disconnect));
-  library.impl("barrier", ACCEL_BOX(&barrier));
-  library.impl("wait", ACCEL_BOX(&wait));
-}
-
-void implement_cpu(accel::Library& library) {
-  library.impl("all_reduce", ACCEL_BOX(&all_reduce));
-  library.impl("broadcast", ACCEL_BOX(&broadcast));
-  library.impl("inference_all_reduce", ACCEL_BOX(&inference_all_reduce));
-}
-
-void implement_meta(accel::Library& library) {
-  library.impl("inference_all_reduce", ACCEL_BOX_IDLE(&inference_all_reduce));
-}
+const accel::Ops ops = {
+    {"make_address() -> int[]", ACCEL_BOX(&make_address)},
+    {"connect(int size, int rank, int[] address) -> int[]", ACCEL_BOX(&connect)},
+    {"disconnect(int communicator) -> ()", ACCEL_BOX(&disconnect)},
+    {"all_reduce(Tensor(a!) tensor, int communicator, int reduction, str match_id) -> int", ACCEL_BOX(&all_reduce)},
+    {"broadcast(Tensor(a!) tensor, int communicator, int source) -> int", ACCEL_BOX(&broadcast)},
+    {"barrier(int communicator) -> int", ACCEL_BOX(&barrier)},
+    {"wait(int collective, int timeout_ms) -> bool", ACCEL_BOX(&wait)},
+    {"inference_all_reduce(Tensor(a!) tensor, int communicator, int reduction, int timeout_ms) -> ()",
+     ACCEL_BOX_TRACED(&inference_all_reduce)},
+};
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement}, {"CPU", implement_cpu},
-                 {"Meta", implement_meta})
+ACCEL_OP_TABLE(ops, "CPU")

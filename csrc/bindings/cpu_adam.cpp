@@ -5,7 +5,7 @@
 
 namespace {
 
-using Ops = accel::HostOptimizer<accel::Adam>;
+using AdamOps = accel::HostOptimizer<accel::Adam>;
 
 accel::cpu::OptimizerKernel find_rollback(accel::cpu::Isa isa, const accel::cpu::StoredTypes& types) {
   const bool is_float =
@@ -23,7 +23,7 @@ void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states
   if (step < 1) {
     accel::refuse("step is " + std::to_string(step) + "; steps count from 1.", "Pass the number of this update.");
   }
-  Ops::require_options(options);
+  AdamOps::require_options(options);
   const accel::AdamOptions given = accel::Adam::options(options.data());
   const accel::AdamCoefficients c = accel::adam_coefficients(given, static_cast<double>(step));
   if (c.beta1 == 0.0f || c.beta2 == 0.0f) {
@@ -36,27 +36,18 @@ void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states
   }
   const accel::TensorLists lists{std::move(params), std::move(grads), std::move(states), {}, {}};
   const accel::PassArguments arguments{grad_scale, false, false, 0, accel::checked_isa(isa)};
-  Ops::run(Ops::check(lists, arguments, find_rollback), options, {static_cast<double>(step)}, arguments);
+  AdamOps::run(AdamOps::check(lists, arguments, find_rollback), options, {static_cast<double>(step)}, arguments);
 }
 
-void define(accel::Library& library) {
-  Ops::define(library);
-  library.def(
-      "rollback(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, int step, float[] options, "
-      "float grad_scale, str isa) -> ()");
-}
-
-void implement(accel::Library& library) {
-  Ops::implement(library);
-  library.impl("rollback", ACCEL_BOX(&rollback));
-}
-
-void implement_meta(accel::Library& library) {
-  Ops::implement_meta(library);
-  library.impl("rollback", ACCEL_BOX_IDLE(&rollback));
+accel::Ops ops() {
+  accel::Ops all = AdamOps::ops();
+  all.push_back(
+      {"rollback(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, int step, float[] options, "
+       "float grad_scale, str isa) -> ()",
+       ACCEL_BOX_TRACED(&rollback)});
+  return all;
 }
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"Meta", implement_meta},
-                 {"CompositeExplicitAutograd", Ops::implement_without_tensors})
+ACCEL_OP_TABLE(ops(), "CPU")

@@ -26,8 +26,7 @@
 
 #include "bindings/host_tensors.h"
 #include "bindings/prepared_lists.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace accel {
 
@@ -95,39 +94,23 @@ const T* control_data(const std::optional<Tensor>& tensor, const char* role, std
 template <class Runner>
 class FusedOps {
  public:
-  static void define(Library& library) {
-    library.def(
-        "update(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, Tensor(c!)[] steps, Tensor? lr, "
-        "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
-        "int chunk_size, str isa) -> ()");
-    library.def("prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int");
-    library.def(
-        "update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
-        "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()");
-    library.def("supported_isas() -> str");
-    library.def("devices() -> str");
-    library.def("declaration() -> str");
-    Lists::define(library);
-  }
-
-  static void implement(Library& library) {
-    library.impl("update", ACCEL_BOX(&update));
-    library.impl("prepare", ACCEL_BOX(&prepare));
-    Lists::implement(library);
-  }
-
-  static void implement_meta(Library& library) {
-    library.impl("update", ACCEL_BOX_IDLE(&update));
-    library.impl("prepare", ACCEL_BOX_IDLE(&prepare));
-    Lists::implement_meta(library);
-  }
-
-  static void implement_without_tensors(Library& library) {
-    library.impl("update_prepared", ACCEL_BOX(&update_prepared));
-    library.impl("supported_isas", ACCEL_BOX(&Runner::supported_isas));
-    library.impl("devices", ACCEL_BOX(&Runner::devices));
-    library.impl("declaration", ACCEL_BOX(&declaration_of<typename Runner::Declaration>));
-    Lists::implement_without_tensors(library);
+  static Ops ops() {
+    Ops all = Lists::ops();
+    all.insert(
+        all.end(),
+        {{"update(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, Tensor(c!)[] steps, Tensor? lr, "
+          "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
+          "int chunk_size, str isa) -> ()",
+          ACCEL_BOX_TRACED(&update)},
+         {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int",
+          ACCEL_BOX_TRACED(&prepare)},
+         {"update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
+          "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()",
+          ACCEL_BOX(&update_prepared)},
+         {"supported_isas() -> str", ACCEL_BOX(&Runner::supported_isas)},
+         {"devices() -> str", ACCEL_BOX(&Runner::devices)},
+         {"declaration() -> str", ACCEL_BOX(&declaration_of<typename Runner::Declaration>)}});
+    return all;
   }
 
  private:
@@ -186,10 +169,3 @@ class FusedOps {
 };
 
 }  // namespace accel
-
-// At namespace scope of a binding: all ops of one Runner; after it the parts of the devices, each
-// {"CPU", accel::FusedOps<Runner>::implement}.
-#define ACCEL_FUSED_LIBRARY(Runner, ...)                                      \
-  ACCEL_OP_LIBRARY({nullptr, ::accel::FusedOps<Runner>::define}, __VA_ARGS__, \
-                   {"Meta", ::accel::FusedOps<Runner>::implement_meta},       \
-                   {"CompositeExplicitAutograd", ::accel::FusedOps<Runner>::implement_without_tensors})

@@ -170,12 +170,9 @@ class FusedOptimizer {
 }  // namespace accel
 
 // At namespace scope of a binding: all ops of one optimizer, registered for the devices that the binary is built for.
-#define ACCEL_FUSED_PART(Optimizer, key) {key, ::accel::FusedOps<::accel::FusedOptimizer<Optimizer>>::implement}
+#define ACCEL_FUSED_OPS(Optimizer) ::accel::FusedOps<::accel::FusedOptimizer<Optimizer>>::ops()
 #if defined(ACCEL_WITH_CUDA)
-#define ACCEL_FUSED_OPTIMIZER(Optimizer)                                                      \
-  ACCEL_FUSED_LIBRARY(::accel::FusedOptimizer<Optimizer>, ACCEL_FUSED_PART(Optimizer, "CPU"), \
-                      ACCEL_FUSED_PART(Optimizer, "CUDA"))
+#define ACCEL_FUSED_OPTIMIZER(Optimizer) ACCEL_OP_TABLE(ACCEL_FUSED_OPS(Optimizer), "CPU", "CUDA")
 #else
-#define ACCEL_FUSED_OPTIMIZER(Optimizer) \
-  ACCEL_FUSED_LIBRARY(::accel::FusedOptimizer<Optimizer>, ACCEL_FUSED_PART(Optimizer, "CPU"))
+#define ACCEL_FUSED_OPTIMIZER(Optimizer) ACCEL_OP_TABLE(ACCEL_FUSED_OPS(Optimizer), "CPU")
 #endif

@@ -21,8 +21,7 @@
 #include "bindings/prepared_lists.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace accel {
 
@@ -74,51 +73,29 @@ class HostOptimizer {
   using Kernel = cpu::KernelsOf<Optimizer>;
   static constexpr std::size_t kStates = Optimizer::kStates.size();
 
-  static void define(Library& library) {
-    library.def(
-        "update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
-        "Tensor(e!)[] copies, int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, "
-        "int seed, str isa, int[] places=[]) -> ()");
-    library.def(
-        "update.numbers(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
-        "Tensor(e!)[] copies, Tensor numbers, bool zero_grads, bool stochastic, int seed, str isa, "
-        "int[] places=[]) -> ()");
-    library.def("sum_of_squares(Tensor[] tensors, Tensor(a!) sum, str isa) -> ()");
-    library.def(
-        "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
-        "Tensor[] steps, int[] places=[]) -> int");
-    library.def(
-        "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-        "str isa) -> ()");
-    library.def("grad_sum_of_squares(int list, str isa) -> float");
-    library.def("supported_isas() -> str");
-    library.def("declaration() -> str");
-    Lists::define(library);
-  }
-
-  static void implement(Library& library) {
-    library.impl("update", ACCEL_BOX(&update));
-    library.impl("update.numbers", ACCEL_BOX(&update_by_numbers));
-    library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_op));
-    library.impl("prepare", ACCEL_BOX(&prepare));
-    Lists::implement(library);
-  }
-
-  // Fake tensors have no memory; the checks run with the real tensors.
-  static void implement_meta(Library& library) {
-    library.impl("update", ACCEL_BOX_IDLE(&update));
-    library.impl("update.numbers", ACCEL_BOX_IDLE(&update_by_numbers));
-    library.impl("sum_of_squares", ACCEL_BOX_IDLE(&sum_of_squares_op));
-    library.impl("prepare", ACCEL_BOX_IDLE(&prepare));
-    Lists::implement_meta(library);
-  }
-
-  static void implement_without_tensors(Library& library) {
-    library.impl("update_prepared", ACCEL_BOX(&update_prepared));
-    library.impl("grad_sum_of_squares", ACCEL_BOX(&grad_sum_of_squares));
-    library.impl("supported_isas", ACCEL_BOX(&supported_isas));
-    library.impl("declaration", ACCEL_BOX(&declaration_of<Optimizer>));
-    Lists::implement_without_tensors(library);
+  static Ops ops() {
+    Ops all = Lists::ops();
+    all.insert(
+        all.end(),
+        {{"update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
+          "Tensor(e!)[] copies, int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, "
+          "int seed, str isa, int[] places=[]) -> ()",
+          ACCEL_BOX_TRACED(&update)},
+         {"update.numbers(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
+          "Tensor(e!)[] copies, Tensor numbers, bool zero_grads, bool stochastic, int seed, str isa, "
+          "int[] places=[]) -> ()",
+          ACCEL_BOX_TRACED(&update_by_numbers)},
+         {"sum_of_squares(Tensor[] tensors, Tensor(a!) sum, str isa) -> ()", ACCEL_BOX_TRACED(&sum_of_squares_op)},
+         {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
+          "Tensor[] steps, int[] places=[]) -> int",
+          ACCEL_BOX_TRACED(&prepare)},
+         {"update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
+          "str isa) -> ()",
+          ACCEL_BOX(&update_prepared)},
+         {"grad_sum_of_squares(int list, str isa) -> float", ACCEL_BOX(&grad_sum_of_squares)},
+         {"supported_isas() -> str", ACCEL_BOX(&supported_isas)},
+         {"declaration() -> str", ACCEL_BOX(&declaration_of<Optimizer>)}});
+    return all;
   }
 
   // The kernels of the update.
@@ -316,8 +293,4 @@ class HostOptimizer {
 }  // namespace accel
 
 // At namespace scope of a binding: all ops of one optimizer.
-#define ACCEL_HOST_OPTIMIZER(Optimizer)                                         \
-  ACCEL_OP_LIBRARY({nullptr, ::accel::HostOptimizer<Optimizer>::define},        \
-                   {"CPU", ::accel::HostOptimizer<Optimizer>::implement},       \
-                   {"Meta", ::accel::HostOptimizer<Optimizer>::implement_meta}, \
-                   {"CompositeExplicitAutograd", ::accel::HostOptimizer<Optimizer>::implement_without_tensors})
+#define ACCEL_HOST_OPTIMIZER(Optimizer) ACCEL_OP_TABLE(::accel::HostOptimizer<Optimizer>::ops(), "CPU")

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "kernels/memory/pages.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace accel::locked_pages {
 
@@ -26,16 +25,10 @@ inline void unlock(std::int64_t address, std::int64_t size_bytes) { unlock_pages
 
 inline void release(std::int64_t address, std::int64_t size_bytes) { unmap_pages(range(address, size_bytes)); }
 
-inline void define(Library& library) {
-  library.def("allocate(int size_bytes) -> int[]");
-  library.def("unlock(int address, int size_bytes) -> ()");
-  library.def("release(int address, int size_bytes) -> ()");
-}
-
-inline void implement(Library& library) {
-  library.impl("allocate", ACCEL_BOX(&allocate));
-  library.impl("unlock", ACCEL_BOX(&unlock));
-  library.impl("release", ACCEL_BOX(&release));
-}
+inline const Ops ops = {
+    {"allocate(int size_bytes) -> int[]", ACCEL_BOX(&allocate)},
+    {"unlock(int address, int size_bytes) -> ()", ACCEL_BOX(&unlock)},
+    {"release(int address, int size_bytes) -> ()", ACCEL_BOX(&release)},
+};
 
 }  // namespace accel::locked_pages

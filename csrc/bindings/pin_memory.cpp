@@ -2,4 +2,4 @@
 
 #include "bindings/locked_pages.h"
 
-ACCEL_OP_LIBRARY({nullptr, accel::locked_pages::define}, {"CompositeExplicitAutograd", accel::locked_pages::implement})
+ACCEL_OP_TABLE(accel::locked_pages::ops, "CPU")

@@ -12,8 +12,7 @@
 
 #include "bindings/host_tensors.h"
 #include "common/mutex.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 #include "torch_c/parallel.h"
 #include "torch_c/tensor.h"
 
@@ -152,18 +151,13 @@ struct PreparedList {
 template <class Prepared>
 class PreparedLists {
  public:
-  static void define(Library& library) {
-    library.def("replace_grads(int list, Tensor[] grads) -> int[]");
-    library.def("moved_params(int list) -> int[]");
-    library.def("release_grads(int list) -> ()");
-    library.def("forget(int list) -> ()");
-  }
-  static void implement(Library& library) { library.impl("replace_grads", ACCEL_BOX(&replace_grads)); }
-  static void implement_meta(Library& library) { library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta)); }
-  static void implement_without_tensors(Library& library) {
-    library.impl("moved_params", ACCEL_BOX(&moved_params));
-    library.impl("release_grads", ACCEL_BOX(&release_grads));
-    library.impl("forget", ACCEL_BOX(&forget));
+  static Ops ops() {
+    return {
+        {"replace_grads(int list, Tensor[] grads) -> int[]", ACCEL_BOX(&replace_grads), ACCEL_BOX(&replace_grads_meta)},
+        {"moved_params(int list) -> int[]", ACCEL_BOX(&moved_params)},
+        {"release_grads(int list) -> ()", ACCEL_BOX(&release_grads)},
+        {"forget(int list) -> ()", ACCEL_BOX(&forget)},
+    };
   }
 
   static std::int64_t add(std::shared_ptr<Prepared> prepared) {

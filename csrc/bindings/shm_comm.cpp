@@ -13,8 +13,7 @@
 #include "bindings/shm_groups.h"
 #include "bindings/tensor_checks.h"
 #include "common/mutex.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 #include "torch_c/ops.h"
 
 namespace {
@@ -232,52 +231,26 @@ void agree(std::int64_t group, std::string text) {
 // For fake tensors: the shape of the result.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return accel::empty_like(tensor); }
 
-void define(accel::Library& library) {
-  library.def("segment_bytes() -> int");
-  library.def("create_segment(int size_bytes) -> int");
-  library.def("open_group(int rank, int[] descriptors, int[] is_here, int timeout_ns, int spin_ns, str isa) -> int");
-  library.def("close_group(int group) -> ()");
-  library.def("attach_symmetric(int group, int memory, int size_bytes, int[] descriptors) -> int");
-  library.def("release_symmetric(int group, int address) -> ()");
-  library.def("last_failure(int group) -> int[]");
-  library.def("barrier(int group) -> ()");
-  library.def("agree(int group, str text) -> ()");
-  library.def("all_reduce(Tensor x, int group, int reduction) -> Tensor");
-  library.def("all_reduce_(Tensor(a!) x, int group, int reduction) -> ()");
-  library.def("reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()");
-  library.def("all_gather(Tensor(a!) output, Tensor input, int group) -> ()");
-  library.def("broadcast_(Tensor(a!) x, int group, int source) -> ()");
-}
-
-void implement(accel::Library& library) {
-  library.impl("segment_bytes", ACCEL_BOX(&segment_bytes));
-  library.impl("create_segment", ACCEL_BOX(&create_segment));
-  library.impl("open_group", ACCEL_BOX(&open_group));
-  library.impl("close_group", ACCEL_BOX(&close_group));
-  library.impl("attach_symmetric", ACCEL_BOX(&attach_symmetric));
-  library.impl("release_symmetric", ACCEL_BOX(&release_symmetric));
-  library.impl("last_failure", ACCEL_BOX(&last_failure));
-  library.impl("barrier", ACCEL_BOX(&barrier));
-  library.impl("agree", ACCEL_BOX(&agree));
-}
-
-void implement_on_cpu(accel::Library& library) {
-  library.impl("all_reduce", ACCEL_BOX(&all_reduce));
-  library.impl("all_reduce_", ACCEL_BOX(&all_reduce_in_place));
-  library.impl("reduce_scatter", ACCEL_BOX(&reduce_scatter));
-  library.impl("all_gather", ACCEL_BOX(&all_gather));
-  library.impl("broadcast_", ACCEL_BOX(&broadcast));
-}
-
-void implement_without_memory(accel::Library& library) {
-  library.impl("all_reduce", ACCEL_BOX(&all_reduce_meta));
-  library.impl("all_reduce_", ACCEL_BOX_IDLE(&all_reduce_in_place));
-  library.impl("reduce_scatter", ACCEL_BOX_IDLE(&reduce_scatter));
-  library.impl("all_gather", ACCEL_BOX_IDLE(&all_gather));
-  library.impl("broadcast_", ACCEL_BOX_IDLE(&broadcast));
-}
+const accel::Ops ops = {
+    {"segment_bytes() -> int", ACCEL_BOX(&segment_bytes)},
+    {"create_segment(int size_bytes) -> int", ACCEL_BOX(&create_segment)},
+    {"open_group(int rank, int[] descriptors, int[] is_here, int timeout_ns, int spin_ns, str isa) -> int",
+     ACCEL_BOX(&open_group)},
+    {"close_group(int group) -> ()", ACCEL_BOX(&close_group)},
+    {"attach_symmetric(int group, int memory, int size_bytes, int[] descriptors) -> int",
+     ACCEL_BOX(&attach_symmetric)},
+    {"release_symmetric(int group, int address) -> ()", ACCEL_BOX(&release_symmetric)},
+    {"last_failure(int group) -> int[]", ACCEL_BOX(&last_failure)},
+    {"barrier(int group) -> ()", ACCEL_BOX(&barrier)},
+    {"agree(int group, str text) -> ()", ACCEL_BOX(&agree)},
+    {"all_reduce(Tensor x, int group, int reduction) -> Tensor", ACCEL_BOX(&all_reduce), ACCEL_BOX(&all_reduce_meta)},
+    {"all_reduce_(Tensor(a!) x, int group, int reduction) -> ()", ACCEL_BOX_TRACED(&all_reduce_in_place)},
+    {"reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()",
+     ACCEL_BOX_TRACED(&reduce_scatter)},
+    {"all_gather(Tensor(a!) output, Tensor input, int group) -> ()", ACCEL_BOX_TRACED(&all_gather)},
+    {"broadcast_(Tensor(a!) x, int group, int source) -> ()", ACCEL_BOX_TRACED(&broadcast)},
+};
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement}, {"CPU", implement_on_cpu},
-                 {"Meta", implement_without_memory})
+ACCEL_OP_TABLE(ops, "CPU")

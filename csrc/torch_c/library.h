@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 
 #include "torch_c/errors.h"
 #include "torch_c/functions.h"
@@ -67,15 +68,19 @@ struct LibraryPart {
   void (*fill)(Library&);
 };
 
-// Registers all parts under `name_space`. Returns 0, or 1 with the reason in `error`
-// (cut to `error_size` bytes). The libraries are never destroyed: their ops must outlive
-// static destruction in torch.
-inline int register_library(const LibraryPart* parts, std::size_t count, const char* name_space, char* error,
-                            std::size_t error_size) noexcept {
+// Registers all parts under `name_space`.
+inline void register_parts(std::initializer_list<LibraryPart> parts, const char* name_space) {
+  for (const LibraryPart& part : parts) {
+    part.fill(*new Library(name_space, part.dispatch_key));
+  }
+}
+
+// Calls `registration`. Returns 0, or 1 with the reason in `error` (cut to `error_size` bytes). The libraries that it
+// makes are never destroyed: their ops must outlive static destruction in torch.
+template <class Registration>
+int register_library(const Registration& registration, char* error, std::size_t error_size) noexcept {
   try {
-    for (std::size_t i = 0; i < count; ++i) {
-      parts[i].fill(*new Library(name_space, parts[i].dispatch_key));
-    }
+    registration();
     return 0;
   } catch (const std::exception& exception) {
     if (error_size > 0) {
@@ -88,10 +93,12 @@ inline int register_library(const LibraryPart* parts, std::size_t count, const c
 
 }  // namespace accel
 
-// At namespace scope of one binding file: ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
-#define ACCEL_OP_LIBRARY(...)                                                                                       \
+// The exported function of a binding; `registration` uses `name_space`.
+#define ACCEL_REGISTER_LIBRARY(registration)                                                                        \
   extern "C" __attribute__((visibility("default"))) int accel_register_library(const char* name_space, char* error, \
                                                                                std::size_t error_size) {            \
-    static const ::accel::LibraryPart parts[] = {__VA_ARGS__};                                                      \
-    return ::accel::register_library(parts, sizeof(parts) / sizeof(parts[0]), name_space, error, error_size);       \
+    return ::accel::register_library([&] { registration; }, error, error_size);                                     \
   }
+
+// At namespace scope of one binding file: ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
+#define ACCEL_OP_LIBRARY(...) ACCEL_REGISTER_LIBRARY(::accel::register_parts({__VA_ARGS__}, name_space))

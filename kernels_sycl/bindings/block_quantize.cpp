@@ -7,8 +7,7 @@
 #include "bindings/groups.h"
 #include "host/launch.h"
 #include "host/tensor_stream.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace {
 
@@ -103,19 +102,12 @@ void dequantize(Tensor codes, Tensor scales, Tensor x, std::int64_t block, std::
   run(kDequantize, x, codes, scales, block, bits);
 }
 
-void define(accel::Library& library) {
-  library.def("quantize(Tensor x, Tensor(a!) codes, Tensor(b!) scales, int block, int bits) -> ()");
-  library.def("dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()");
-}
-void implement(accel::Library& library) {
-  library.impl("quantize", ACCEL_BOX(&quantize));
-  library.impl("dequantize", ACCEL_BOX(&dequantize));
-}
-void implement_meta(accel::Library& library) {
-  library.impl("quantize", ACCEL_BOX_IDLE(&quantize));
-  library.impl("dequantize", ACCEL_BOX_IDLE(&dequantize));
-}
+const accel::Ops ops = {
+    {"quantize(Tensor x, Tensor(a!) codes, Tensor(b!) scales, int block, int bits) -> ()", ACCEL_BOX_TRACED(&quantize)},
+    {"dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()",
+     ACCEL_BOX_TRACED(&dequantize)},
+};
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement}, {"Meta", implement_meta})
+ACCEL_OP_TABLE(ops, "CPU", "XPU")

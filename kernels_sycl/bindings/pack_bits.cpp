@@ -7,8 +7,7 @@
 #include "bindings/groups.h"
 #include "host/launch.h"
 #include "host/tensor_stream.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace {
 
@@ -72,19 +71,11 @@ void pack(Tensor x, Tensor packed, std::int64_t columns, bool big) { run(kPack[b
 
 void unpack(Tensor packed, Tensor x, std::int64_t columns, bool big) { run(kUnpack[big ? 1 : 0], x, packed, columns); }
 
-void define(accel::Library& library) {
-  library.def("pack(Tensor x, Tensor(a!) packed, int columns, bool big) -> ()");
-  library.def("unpack(Tensor packed, Tensor(a!) x, int columns, bool big) -> ()");
-}
-void implement(accel::Library& library) {
-  library.impl("pack", ACCEL_BOX(&pack));
-  library.impl("unpack", ACCEL_BOX(&unpack));
-}
-void implement_meta(accel::Library& library) {
-  library.impl("pack", ACCEL_BOX_IDLE(&pack));
-  library.impl("unpack", ACCEL_BOX_IDLE(&unpack));
-}
+const accel::Ops ops = {
+    {"pack(Tensor x, Tensor(a!) packed, int columns, bool big) -> ()", ACCEL_BOX_TRACED(&pack)},
+    {"unpack(Tensor packed, Tensor(a!) x, int columns, bool big) -> ()", ACCEL_BOX_TRACED(&unpack)},
+};
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement}, {"Meta", implement_meta})
+ACCEL_OP_TABLE(ops, "CPU", "XPU")

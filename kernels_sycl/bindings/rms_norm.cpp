@@ -9,8 +9,7 @@
 #include "bindings/groups.h"
 #include "host/launch.h"
 #include "host/tensor_stream.h"
-#include "torch_c/boxed.h"
-#include "torch_c/library.h"
+#include "torch_c/op_table.h"
 
 namespace {
 
@@ -106,12 +105,11 @@ void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor ou
   stream.finish();
 }
 
-void define(accel::Library& library) {
-  library.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, Tensor(b!) out, float eps) -> ()");
-}
-void implement(accel::Library& library) { library.impl("rms_norm", ACCEL_BOX(&rms_norm)); }
-void implement_meta(accel::Library& library) { library.impl("rms_norm", ACCEL_BOX_IDLE(&rms_norm)); }
+const accel::Ops ops = {
+    {"rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, Tensor(b!) out, float eps) -> ()",
+     ACCEL_BOX_TRACED(&rms_norm)},
+};
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement}, {"Meta", implement_meta})
+ACCEL_OP_TABLE(ops, "CPU", "XPU")

@@ -152,8 +152,6 @@ class FusedRunner {
 
 }  // namespace accel::xpu
 
-#define ACCEL_SYCL_FUSED_PART(Optimizer, key) {key, ::accel::FusedOps<::accel::xpu::FusedRunner<Optimizer>>::implement}
 // At namespace scope of a binding: all ops of one optimizer.
-#define ACCEL_SYCL_FUSED_OPTIMIZER(Optimizer)                                                        \
-  ACCEL_FUSED_LIBRARY(::accel::xpu::FusedRunner<Optimizer>, ACCEL_SYCL_FUSED_PART(Optimizer, "CPU"), \
-                      ACCEL_SYCL_FUSED_PART(Optimizer, "XPU"))
+#define ACCEL_SYCL_FUSED_OPTIMIZER(Optimizer) \
+  ACCEL_OP_TABLE(::accel::FusedOps<::accel::xpu::FusedRunner<Optimizer>>::ops(), "CPU", "XPU")

@@ -58,11 +58,7 @@ def _is_traced_tensor(value: object) -> bool:
 
 
 def finite_number(name: str, value: SupportsFloat) -> float:
-    """``value`` as a float: a Python or NumPy number or a tensor of one element.
-
-    Raises:
-        OpArgumentError: it is not a number, or NaN, infinite or negative.
-    """
+    """A Python or NumPy number or a tensor of one element as a finite float of at least 0, or an OpArgumentError."""
     if _is_traced_tensor(value):
         return cast(float, value)
     try:
@@ -75,11 +71,7 @@ def finite_number(name: str, value: SupportsFloat) -> float:
 
 
 def fraction(name: str, value: SupportsFloat) -> float:
-    """``value`` as a float in [0, 1).
-
-    Raises:
-        OpArgumentError: it is not one.
-    """
+    """``value`` as a float in [0, 1), or an OpArgumentError."""
     number = finite_number(name, value)
     if not _is_traced_tensor(value) and number >= 1:
         raise OpArgumentError(f"{name} is {number}; it must be at least 0 and below 1.", f"Correct {name}.")
@@ -87,22 +79,14 @@ def fraction(name: str, value: SupportsFloat) -> float:
 
 
 def checked_numbers(**numbers: SupportsFloat) -> dict[str, float]:
-    """An optimizer's numbers by name: betas in [0, 1), the others finite and at least 0.
-
-    Raises:
-        OpArgumentError: one is out of range.
-    """
+    """An optimizer's numbers by name; raises an OpArgumentError unless betas are in [0, 1), others finite, >= 0."""
     return {
         name: (fraction if name.startswith("beta") else finite_number)(name, value) for name, value in numbers.items()
     }
 
 
 def check_betas(betas: Any) -> None:
-    """Check that this is a pair of numbers in [0, 1).
-
-    Raises:
-        OpArgumentError: it is not.
-    """
+    """Raise an OpArgumentError unless this is a pair of numbers in [0, 1)."""
     try:
         beta1, beta2 = betas
     except (TypeError, ValueError):
@@ -112,11 +96,7 @@ def check_betas(betas: Any) -> None:
 
 
 def step_count(what: str, step: Any) -> float:
-    """``step``, a number or a tensor of one element, as a float.
-
-    Raises:
-        OpArgumentError: it is not a whole number of at least 0.
-    """
+    """A number or a tensor of one element as a float; an OpArgumentError unless it is whole and at least 0."""
     try:
         number = float(step)
     except (TypeError, ValueError, RuntimeError):  # not a number, or a tensor of several
@@ -129,11 +109,7 @@ def step_count(what: str, step: Any) -> float:
 
 
 def check_nesterov(options: Mapping[str, Any]) -> None:
-    """Check that Nesterov's momentum, where an optimizer has it, comes with a momentum and without dampening.
-
-    Raises:
-        OpArgumentError: it does not.
-    """
+    """Raise an OpArgumentError if Nesterov's momentum comes without a momentum or with dampening."""
     if options.get("nesterov") and (options["momentum"] == 0 or options["dampening"] != 0):
         raise OpArgumentError(
             f"nesterov=True was given with momentum={options['momentum']} and dampening={options['dampening']}.",
@@ -142,11 +118,7 @@ def check_nesterov(options: Mapping[str, Any]) -> None:
 
 
 def step_number(step: object) -> int:
-    """``step`` as an int of at least 1.
-
-    Raises:
-        OpArgumentError: it is not one.
-    """
+    """``step`` as an int from 1 to 2**53, or an OpArgumentError."""
     if _is_traced_tensor(step):
         return cast(int, step)
     remedy = "Pass the number of this update, counted from 1."
@@ -160,11 +132,7 @@ def step_number(step: object) -> int:
 
 
 def whole_number(name: str, value: object, remedy: str = "") -> int:
-    """``value`` as an int of 64 bits: Python's, NumPy's or torch's.
-
-    Raises:
-        OpArgumentError: it is not an int, is a bool, or does not fit into 64 bits.
-    """
+    """Python's, NumPy's or torch's int, but no bool, as an int of 64 bits, or an OpArgumentError."""
     remedy = remedy or f"Pass {name} as an int of 64 bits."
     try:
         number = operator.index(value)  # type: ignore[arg-type]

@@ -176,11 +176,7 @@ class CCLAcross:
 
 
 def require_across(name: str) -> str:
-    """Return ``name`` if it is one of :data:`ACROSS`.
-
-    Raises:
-        EnvironmentValueError: otherwise.
-    """
+    """Return ``name`` if it is one of :data:`ACROSS`, or raise an EnvironmentValueError."""
     if name not in ACROSS:
         raise EnvironmentValueError("ACCEL_DISTRIBUTED_ACROSS", name, " or ".join(ACROSS))
     return name
@@ -195,11 +191,7 @@ def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta, n
 
 
 def compare_calls(across: Across, layout: Layout, text: str) -> None:
-    """Compare what the hosts are about to do.
-
-    Raises:
-        CommunicationError: it is not the same; the message has both calls.
-    """
+    """Raise a CommunicationError with two calls if the hosts are not about to do the same."""
     numbers = struct.unpack("<2I", hashlib.sha256(text.encode()).digest()[:8])
     words = torch.tensor([number >> 1 for number in numbers], dtype=torch.int32, device="cpu")  # 31 bits each
     extremes = torch.cat([words, -words])

@@ -23,11 +23,7 @@ _PAUSE_S = 0.001
 
 
 def has_ended(work: Any) -> bool:
-    """Whether a work of gloo's ends within half a second.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Whether a work of gloo's ends within half a second; raises its RuntimeError if it failed."""
     try:
         work.wait(_LOOK)
     except RuntimeError:  # also after that time

@@ -39,11 +39,7 @@ def shared_segments(
 
 
 def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
-    """The descriptor of new shared memory.
-
-    Raises:
-        SharedMemorySpaceError: memory does not suffice for all ranks.
-    """
+    """The descriptor of new shared memory; a SharedMemorySpaceError if memory does not suffice for all ranks."""
     if size_bytes >= _CHECKED_BYTES:
         # Using more than is free would make the kernel kill a process, perhaps another one.
         available = available_memory_bytes(HostFiles())

@@ -152,8 +152,8 @@ class CollectiveWork(Work):
 class WorkQueue:
     """Runs functions one at a time, in the order of the calls.
 
-    The caller of a synchronous function runs it, after everything that is queued. An asynchronous function is run by the
-    thread of the queue, or by the first caller who waits for it, so a wait right after the call wakes no thread.
+    The caller of a synchronous function runs it, after everything that is queued. The queue's thread, or the first
+    caller who waits for it, runs an asynchronous function, so a wait right after the call wakes no thread.
 
     Callbacks of futures may issue collectives and wait for them: those of each future run in a thread of their own.
     """
@@ -173,11 +173,7 @@ class WorkQueue:
         self._reason: AccelError | None = None
 
     def run(self, function: Callable[[], None]) -> None:
-        """Run ``function`` in this thread, after everything that is queued.
-
-        Raises:
-            CommunicationError: this thread is inside another collective of the queue.
-        """
+        """Run ``function`` here, after everything that is queued; an error inside another collective of the queue."""
         with self._my_turn(_FOREVER):
             while (work := self._take()) is not None:
                 work.run()

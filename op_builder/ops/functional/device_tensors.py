@@ -13,11 +13,7 @@ _DEVICES = ("cpu", "xpu")
 
 
 def require_plain(name: str, tensor: Any) -> None:
-    """Check that this is a dense tensor on the CPU or an XPU device that needs no gradient.
-
-    Raises:
-        OpArgumentError: it is not.
-    """
+    """Raise an OpArgumentError unless it is a dense tensor on the CPU or an XPU device that needs no gradient."""
     if not is_dense(tensor):
         raise not_dense(name, tensor)
     if tensor.device.type not in _DEVICES:
@@ -32,11 +28,7 @@ def require_plain(name: str, tensor: Any) -> None:
 
 
 def call(op: Any, *arguments: object) -> None:
-    """Call an op that writes into its arguments and returns nothing.
-
-    Raises:
-        OpArgumentError: the op rejected an argument; nothing was written.
-    """
+    """Call an op that writes into its arguments; raises an OpArgumentError, with nothing written, if it rejects one."""
     try:
         with explained(), torch.no_grad():
             op.default(*arguments)

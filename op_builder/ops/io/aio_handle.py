@@ -38,37 +38,20 @@ class HandleSettings(NamedTuple):
     single_submit: bool = False
     overlap_events: bool = False
     intra_op_parallelism: int = 1
+    engine: str | None = None
 
-    def check(self) -> None:
-        """Raise an OpArgumentError for a number that is out of range."""
-        limits = {"block_size": 1 << 62, "queue_depth": 1 << 15, "intra_op_parallelism": 1 << 10}
-        for name, most in limits.items():
+    def checked(self) -> HandleSettings:
+        """The same as ints and bools; raises an OpArgumentError if a number is out of range or the engine unknown."""
+        storage_engines.checked_engine(self.engine)
+        numbers: dict[str, Any] = {}
+        for name, most in (("block_size", 1 << 62), ("queue_depth", 1 << 15), ("intra_op_parallelism", 1 << 10)):
             value = getattr(self, name)
             is_number = isinstance(value, SupportsIndex) and not isinstance(value, bool)
             if not is_number or not 1 <= operator.index(value) <= most:
                 raise OpArgumentError(f"{name} is {value!r}.", f"Pass an int of 1 to {most}.")
-
-    def native(self) -> tuple[int, int, bool, bool, int]:
-        """The settings in the types that the native op takes."""
-        block_size, queue_depth, single_submit, overlap_events, threads = self
-        index = operator.index
-        return index(block_size), index(queue_depth), bool(single_submit), bool(overlap_events), index(threads)
-
-
-def check_handle_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check keyword arguments of :meth:`AsyncIOModule.aio_handle` without making a handle.
-
-    Raises:
-        OpArgumentError: a name or the engine is unknown, or a number is out of range.
-    """
-    settings = {name: value for name, value in arguments.items() if name != "engine"}
-    unknown = [name for name in settings if name not in HandleSettings._fields]
-    if unknown:
-        raise OpArgumentError(
-            f"A handle has no setting {unknown[0]!r}.", f"It has {', '.join(HandleSettings._fields)} and engine."
-        )
-    storage_engines.checked_engine(arguments.get("engine"))
-    HandleSettings(**settings).check()
+            numbers[name] = operator.index(value)
+        numbers |= {name: bool(getattr(self, name)) for name in ("single_submit", "overlap_events")}
+        return self._replace(**numbers)
 
 
 class HandleCounters(NamedTuple):
@@ -137,11 +120,11 @@ class Handle(LockedTensors):
 
     def get_single_submit(self) -> bool:
         """Whether each command has a system call of its own."""
-        return bool(self._settings.single_submit)
+        return self._settings.single_submit
 
     def get_overlap_events(self) -> bool:
         """Whether new commands start when one completes."""
-        return bool(self._settings.overlap_events)
+        return self._settings.overlap_events
 
     def get_intra_op_parallelism(self) -> int:
         """Threads that share one request."""

@@ -82,11 +82,7 @@ class Operation(NamedTuple):
 
 
 def checked_offset(file_offset: object) -> int:
-    """The offset in bytes.
-
-    Raises:
-        OpArgumentError: it is not an int, or negative.
-    """
+    """The offset in bytes, an int of at least 0, or an OpArgumentError."""
     try:
         offset = operator.index(file_offset)  # type: ignore[arg-type]
     except TypeError:
@@ -97,11 +93,7 @@ def checked_offset(file_offset: object) -> int:
 
 
 def checked_file(filename: object) -> File:
-    """The file's name unchanged, or the descriptor as an int.
-
-    Raises:
-        OpArgumentError: it is neither.
-    """
+    """The file's name unchanged, or the descriptor as an int, or an OpArgumentError."""
     remedy = "Pass a file's name (str, bytes or a path) or an open descriptor."
     if isinstance(filename, (str, bytes, os.PathLike)):
         try:
@@ -175,11 +167,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
 
 
 def open_file(operation: Operation) -> int:
-    """A new descriptor of the operation's file.
-
-    Raises:
-        StorageError: the file cannot be opened.
-    """
+    """A new descriptor of the operation's file, or a StorageError."""
     name = operation.filename
     try:
         if isinstance(name, int):

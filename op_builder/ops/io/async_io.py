@@ -50,13 +50,13 @@ class AsyncIOModule:
             OpArgumentError: a number is out of range.
             IncompatibleOpError: the system refuses the requested engine.
         """
-        settings = HandleSettings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
-        settings.check()
-        argument = storage_engines.checked_engine(engine)
-        requested = storage_engines.forced_engine() or argument
+        settings = HandleSettings(
+            block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism, engine
+        ).checked()
+        requested = storage_engines.forced_engine() or engine
         reasons = []
         for name in storage_engines.ENGINES if requested is None else (requested,):
-            number = self._ops.create(name, *settings.native())
+            number = self._ops.create(name, *settings[:5])
             if number > 0:
                 return Handle(self._ops, number, name, settings)
             reasons.append(f"{name}: with a queue of {queue_depth}, {storage_engines.explain(name, -number)}")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from op_builder.cpu import AsyncIOBuilder
-from op_builder.errors import StorageError
-from op_builder.ops.io.aio_handle import Handle, check_handle_arguments
+from op_builder.errors import OpArgumentError, StorageError
+from op_builder.ops.io.aio_handle import Handle, HandleSettings
 
 Progress = Callable[[int, int], object]
 """Called with (bytes done, bytes in all)."""
@@ -35,17 +35,18 @@ class Handles:
     """
 
     def __init__(self, settings: Mapping[str, Any] = DEFAULT_SETTINGS) -> None:
-        check_handle_arguments(settings)
+        unknown = [name for name in settings if name not in HandleSettings._fields]
+        if unknown:
+            raise OpArgumentError(
+                f"A handle has no setting {unknown[0]!r}.", f"It has {', '.join(HandleSettings._fields)}."
+            )
+        HandleSettings(**settings).checked()
         self._settings = dict(settings)
         self._reset()
 
     @contextmanager
     def one(self) -> Iterator[Handle]:
-        """A handle that nothing else uses meanwhile.
-
-        Raises:
-            AccelError: the op cannot be built or loaded here.
-        """
+        """A handle that nothing else uses meanwhile; raises an AccelError if the op cannot be loaded here."""
         if self._owner != os.getpid():  # a fork has none of the threads, and the lock may be held
             self._reset()
         with self._lock:
@@ -82,12 +83,7 @@ def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
 
 
 def read_plainly(descriptor: int, memory: memoryview, offset: int) -> None:
-    """Fill ``memory`` from a file, without the op.
-
-    Raises:
-        StorageError: the file is too short.
-        OSError: it cannot be read.
-    """
+    """Fill ``memory`` from a file, without the op; a StorageError if the file is too short, or an OSError."""
     done = 0
     while done < len(memory):
         count = os.preadv(descriptor, [memory[done:]], offset + done)

@@ -133,11 +133,7 @@ def _unlock(address: int) -> bool:
 
 
 def _find(tensor: torch.Tensor) -> _Block | None:
-    """The locked memory that holds the tensor's elements.
-
-    Raises:
-        OpArgumentError: it is not a tensor.
-    """
+    """The locked memory that holds the tensor's elements; raises an OpArgumentError if it is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise OpArgumentError(f"{tensor!r} of type {type(tensor).__name__} is not a tensor.", "Pass a tensor.")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:

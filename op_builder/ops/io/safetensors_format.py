@@ -76,11 +76,7 @@ def check_byte_order() -> None:
 
 
 def header_bytes(length: bytes, file_bytes: int) -> int:
-    """The length of the header behind the first ``LENGTH_BYTES`` of a file.
-
-    Raises:
-        RecordError: no file of that many bytes has it.
-    """
+    """The length of a header by the file's first ``LENGTH_BYTES``; a RecordError if no file of that size has it."""
     size = int.from_bytes(length, "little")
     if len(length) < LENGTH_BYTES or size > file_bytes - LENGTH_BYTES:
         raise RecordError("it is shorter than its header")

@@ -56,11 +56,7 @@ class StoreFiles:
             self._sweep()
 
     def path(self, name: str) -> Path:
-        """The file of a tensor.
-
-        Raises:
-            OpArgumentError: it is not a valid name of a tensor.
-        """
+        """The file of a tensor; raises an OpArgumentError for an invalid name."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise OpArgumentError(
                 f"{name!r} is not a valid name of a tensor.",
@@ -83,11 +79,7 @@ class StoreFiles:
             return self.path(name).exists()
 
     def open_to_read(self, name: str) -> int:
-        """A descriptor of a tensor's current file.
-
-        Raises:
-            TensorNotFoundError: no tensor has that name.
-        """
+        """A descriptor of a tensor's current file, or a TensorNotFoundError."""
         path = self.path(name)
         with explained(f"Opening {path}", path), self._missing_explained(name):
             # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
@@ -96,11 +88,7 @@ class StoreFiles:
         return descriptor
 
     def delete(self, name: str) -> None:
-        """Remove a tensor's file.
-
-        Raises:
-            TensorNotFoundError: no tensor has that name.
-        """
+        """Remove a tensor's file, or raise a TensorNotFoundError."""
         path = self.path(name)
         with explained(f"Deleting {path}", path):
             with self._missing_explained(name):

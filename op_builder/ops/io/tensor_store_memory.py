@@ -46,11 +46,7 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
 
 
 def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
-    """Refuse an ``out`` that does not fit the stored tensor.
-
-    Raises:
-        OpArgumentError: type or shape differ, or its elements do not have memory each.
-    """
+    """Raise an OpArgumentError if ``out`` has a wrong type or shape, or no memory for each element."""
     if not isinstance(out, torch.Tensor):
         raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or omit out.")
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:

@@ -146,11 +146,7 @@ class StoreQueue:
         self._wait()
 
     def check_wait(self) -> None:
-        """Refuse to wait in a thread that does the queue's work, as that would be waiting for itself.
-
-        Raises:
-            OpArgumentError: this thread does.
-        """
+        """Raise an OpArgumentError in a thread that does the queue's work, which would wait for itself."""
         if getattr(self._here, "is_working", False):
             raise OpArgumentError(
                 "A progress callback must not wait for its store: it would wait for itself.",
@@ -235,11 +231,7 @@ class StoreQueue:
     # Workers ------------------------------------------------------------------------------------
 
     def _hire(self) -> None:
-        """Start a thread if there is work for one more.
-
-        Raises:
-            RuntimeError: the system has none, or Python ends.
-        """
+        """Start a thread if there is work for one more; a RuntimeError if the system has none, or Python ends."""
         with self._lock:
             if not self._ready or self._workers >= self._threads:
                 return

@@ -63,12 +63,7 @@ def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
 
 
 def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: str) -> None:
-    """Check a gradient.
-
-    Raises:
-        OpArgumentError: it is sparse, or of another shape, type or device than the parameter allows, or it is no
-            DTensor where the parameter is split.
-    """
+    """Raise an OpArgumentError if a gradient is sparse or of a wrong shape, type, device or distribution."""
     if grad.layout != torch.strided:
         raise OpArgumentError(
             f"The gradient of {place} is sparse ({grad.layout}); {optimizer} needs dense ones.",
@@ -88,11 +83,7 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
 
 
 def require(what: str, given: Mapping[str, object], names: Iterable[str], optimizer: str) -> None:
-    """Check that a mapping has these entries.
-
-    Raises:
-        OpArgumentError: it lacks one.
-    """
+    """Raise an OpArgumentError if a mapping lacks one of these entries."""
     missing = [name for name in names if name not in given]
     if missing:
         raise OpArgumentError(
@@ -102,11 +93,7 @@ def require(what: str, given: Mapping[str, object], names: Iterable[str], optimi
 
 
 def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, states: Iterable[str]) -> None:
-    """Check the shapes of states, packed or not.
-
-    Raises:
-        OpArgumentError: one is not the parameter's.
-    """
+    """Raise an OpArgumentError if a state, packed or not, has another shape than the parameter."""
     local = local_of(param)
     blocks = (-(-local.numel() // QUANT_BLOCK),)
     for state in states:
@@ -126,28 +113,6 @@ def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, st
                 "Load it by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict(), which distributes it "
                 "as the model is.",
             )
-
-
-def check_state_memory(what: str, name: str, value: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> None:
-    """Check that a native op can write a state.
-
-    Raises:
-        OpArgumentError: it cannot.
-    """
-    local = local_of(value)
-    if value.dtype != dtype or value.device != param.device or sharding_of(value) not in (None, sharding_of(param)):
-        sharding = sharding_of(param)
-        placed = "" if sharding is None else f" with the parameter's placements {sharding.placements}"
-        raise OpArgumentError(
-            f"{what} has {name} of type {value.dtype} on {value.device}; {dtype} on "
-            f"{param.device}{placed} is required.",
-            "Pass the state to load_state_dict(), which converts it.",
-        )
-    if not local.is_contiguous() or local.is_neg():
-        raise OpArgumentError(
-            f"{what} has {name} that is {'a lazy negation' if local.is_neg() else 'not contiguous'}.",
-            "Pass the state to load_state_dict(), which copies it.",
-        )
 
 
 def owners_of_shared_memory(tensors: Iterable[tuple[int, torch.Tensor]]) -> tuple[int, int] | None:

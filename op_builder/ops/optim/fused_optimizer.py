@@ -12,7 +12,7 @@ from typing import Any, ClassVar, overload
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number, step_count, untraced
+from op_builder.ops.arguments import finite_number, untraced
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.optimizer import NativeOptimizer
 
@@ -85,17 +85,6 @@ class FusedOptimizer(NativeOptimizer):
                 "Call step() before the capture.",
             )
         return super().state_of(param, group)
-
-    def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return source.detach().to(param.device, dtype, copy=True, memory_format=torch.contiguous_format)
-
-    def _is_step(self, step: Any, param: torch.Tensor) -> bool:
-        return isinstance(step, torch.Tensor) and step.device == param.device and step.dtype == torch.float32
-
-    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
-        if isinstance(step, torch.Tensor):
-            return step.detach().to(param.device, torch.float32, copy=True).reshape(())
-        return torch.full((), step_count("A loaded state", step), dtype=torch.float32, device=param.device)
 
     def _check_lr(self, lr: Any) -> None:
         if not _is_on_device(lr):

@@ -14,12 +14,11 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, step_count, untraced, whole_number
 from op_builder.ops.optim.checks import place_of
-from op_builder.ops.optim.in_backward import add_hooks, lists_of_one, remove_hooks
+from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
-from op_builder.ops.optim.small_tensors import SmallTensors
-from op_builder.ops.optim.tensor_lists import Pass
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
@@ -66,7 +65,6 @@ class HostOptimizer(NativeOptimizer):
 
     grad_norm: float | None
     skipped: bool
-    _memory: SmallTensors
     _hooks: list[Any]  # of in_backward
 
     def __init__(self, params: Iterable[Any], settings: HostSettings, **options: Any) -> None:
@@ -194,11 +192,7 @@ class HostOptimizer(NativeOptimizer):
         )
 
     def _require_no_whole(self) -> None:
-        """Reject what needs all gradients at once.
-
-        Raises:
-            OpArgumentError: such an option is set.
-        """
+        """Raise an OpArgumentError if an option needs all gradients at once."""
         for name in ("max_grad_norm", "zero_grads"):
             if getattr(self, name) not in (None, False):
                 raise OpArgumentError(
@@ -207,21 +201,18 @@ class HostOptimizer(NativeOptimizer):
                 )
 
     def update_one(self, param: torch.Tensor, group_index: int, index: int) -> None:
-        """Update one parameter of a group, for ``in_backward``.
-
-        Raises:
-            OpArgumentError: it, its gradient or an option of the group does not fit; it was not changed.
-        """
+        """Update one parameter of a group, for ``in_backward``; an OpArgumentError changes nothing."""
         self._require_no_whole()
         group, place = self.param_groups[group_index], place_of(group_index, index, param)
         self._check_group(group)
         self.check_tensors(param, place, group)
         assert param.grad is not None
         state, op = self.state_of(param, group), self.native_of(group)
-        copies = self._groups.copies_of([param])
-        # As in a step of all groups, so that random rounding gives the same bits.
-        number = (group_index << 32) + index
-        lists = lists_of_one(param, param.grad, state, self.names_of(group), copies, number)
+        states, scales = ([[state[name]] for name in names] for names in self.names_of(group))
+        grad = param.grad.resolve_neg().contiguous()
+        # The place is that of a step of all groups, so that random rounding gives the same bits.
+        place_number = (group_index << 32) + index
+        lists = TensorLists([param], [grad], states, scales, self._groups.copies_of([param]), [place_number])
         step = int(step_count(f"The state of {place}", state["step"])) + 1
         with Batch(group, group_index, op, indices=[index], params=[param]).named_errors():
             op.update_list(lists, step, self._option_values(group, op), self._pass(group))
@@ -280,20 +271,8 @@ class HostOptimizer(NativeOptimizer):
 
     def _start(self) -> None:
         super()._start()
-        self._memory = SmallTensors()
         self.grad_norm = None
         self.skipped = False
-
-    def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002
-        return self._memory.copy(source, dtype)
-
-    def _is_step(self, step: Any, param: torch.Tensor) -> bool:  # noqa: ARG002
-        return isinstance(step, torch.Tensor)
-
-    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        if not isinstance(step, torch.Tensor):
-            step = torch.tensor(step_count("A loaded state", step), dtype=torch.float32, device="cpu")
-        return self._memory.copy(step)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         for name in _SAVED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,6 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import untraced
 from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.sharding import is_dtensor, is_flat
-from op_builder.ops.optim.tensor_lists import TensorLists
 
 if TYPE_CHECKING:
     from op_builder.ops.optim.host_optimizer import HostOptimizer
@@ -123,21 +122,3 @@ def remove_hooks(optimizer: HostOptimizer, handles: list[Any]) -> None:
         handles.pop().remove()
     for param in [param for param, hook in _hooks.items() if hook.optimizer() is optimizer]:
         del _hooks[param]
-
-
-def lists_of_one(
-    param: torch.Tensor,
-    grad: torch.Tensor,
-    state: Mapping[str, Any],
-    names: tuple[list[str], list[str]],
-    copies: list[torch.Tensor],
-    number: int,
-) -> TensorLists:
-    """The lists of an update of one parameter.
-
-    Args:
-        names: of its states and of their scales, in the op's order.
-        number: what its random bits depend on.
-    """
-    states, scales = ([[state[name]] for name in part] for part in names)
-    return TensorLists([param], [grad.resolve_neg().contiguous()], states, scales, copies, [number])

@@ -157,11 +157,7 @@ class NativeOp:
         raise NotImplementedError
 
     def _roles(self, tensors: TensorLists) -> dict[str, Sequence[torch.Tensor]]:
-        """The lists under the names that messages use.
-
-        Raises:
-            OpArgumentError: they do not fit together.
-        """
+        """The lists under the names that messages use; raises an OpArgumentError if they do not fit together."""
         raise NotImplementedError
 
     def _call(self, op: Callable[..., Any], roles: Roles, *arguments: Any) -> Any:

@@ -14,6 +14,7 @@ from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.checks import check_shapes, require
 from op_builder.ops.optim.native_op import NativeOp
 from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
+from op_builder.ops.optim.small_tensors import SmallTensors
 from op_builder.ops.optim.state_entries import with_plain_entries
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class NativeStates(Optimizer):
     BUILDERS: ClassVar[str | None] = None
 
     _natives: dict[str, NativeOp]
+    _memory: SmallTensors
 
     # Overridden by some optimizers --------------------------------------------------------------
 
@@ -62,23 +64,25 @@ class NativeStates(Optimizer):
         """The number of updates of a saved state that lacks ``step``."""
         return 0.0
 
-    # Overridden by HostOptimizer and FusedOptimizer ---------------------------------------------
+    # Memory of states -----------------------------------------------------------------------------
 
     def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous copy for a state of ``param``."""
-        raise NotImplementedError
+        """A contiguous copy for a state of ``param``, on its device."""
+        if param.is_cpu:
+            return self._memory.copy(source, dtype)
+        return source.detach().to(param.device, dtype, copy=True, memory_format=torch.contiguous_format)
 
     def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
-        """A copy of a step counter, a number or a tensor, as the op takes it.
-
-        Raises:
-            OpArgumentError: it is not a number.
-        """
-        raise NotImplementedError
+        """A copy of a step counter as the op takes it; raises an OpArgumentError if it is not a number."""
+        if not isinstance(step, torch.Tensor):
+            step = torch.tensor(step_count("A loaded state", step), dtype=torch.float32, device="cpu")
+        return self._place(step.reshape(()), param, torch.float32)
 
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
         """Whether the op takes this step counter."""
-        raise NotImplementedError
+        return isinstance(step, torch.Tensor) and (
+            param.is_cpu or (step.device == param.device and step.dtype == torch.float32)
+        )
 
     # Called by PreparedGroups -----------------------------------------------------------------
 
@@ -166,11 +170,7 @@ class NativeStates(Optimizer):
         return made
 
     def check_state(self, state: Mapping[str, Any], param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
-        """Check a parameter's state.
-
-        Raises:
-            OpArgumentError: it lacks a part, has another shape than the parameter, or its step is not a count.
-        """
+        """Raise an OpArgumentError if a state lacks a part, has a wrong shape, or its step is not a count."""
         self._check_saved(f"The state of {place}", state, param, group)
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:

@@ -10,9 +10,10 @@ import torch
 
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import check_betas, finite_number, untraced
-from op_builder.ops.optim.checks import check_grad, check_param, check_state_memory, place_of
-from op_builder.ops.optim.native_states import NativeStates, state_dtype
+from op_builder.ops.optim.checks import check_grad, check_param, place_of
+from op_builder.ops.optim.native_states import NativeStates
 from op_builder.ops.optim.prepared_groups import PreparedGroups
+from op_builder.ops.optim.small_tensors import SmallTensors
 
 if TYPE_CHECKING:
     from op_builder.ops.optim.native_op import NativeOp
@@ -57,14 +58,11 @@ class NativeOptimizer(NativeStates):
     def _start(self) -> None:
         """Make the attributes that are not saved."""
         self._natives = {}
+        self._memory = SmallTensors()
         self._groups = PreparedGroups()
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Check that the group's options fit together.
-
-        Raises:
-            OpArgumentError: they do not.
-        """
+        """Raise an OpArgumentError if the group's options do not fit together."""
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         """The group's options under the names of the native op's ``options``."""
@@ -78,19 +76,11 @@ class NativeOptimizer(NativeStates):
     # Overridden by HostOptimizer and FusedOptimizer ---------------------------------------------
 
     def _check_lr(self, lr: Any) -> None:
-        """Check a learning rate.
-
-        Raises:
-            OpArgumentError: it is not a finite number of at least 0.
-        """
+        """Raise an OpArgumentError unless it is a finite number of at least 0."""
         finite_number("lr", lr)
 
     def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
-        """Check that the op supports a parameter's device.
-
-        Raises:
-            OpArgumentError: it does not.
-        """
+        """Raise an OpArgumentError if the op does not support a parameter's device."""
         raise NotImplementedError
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
@@ -223,23 +213,13 @@ class NativeOptimizer(NativeStates):
         return error
 
     def check_tensors(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
-        """Check a parameter, its gradient and its state.
-
-        Raises:
-            OpArgumentError: one does not fit.
-        """
+        """Raise an OpArgumentError if a parameter, its gradient or its state does not fit."""
         self.check_param(param, place, group)
         if param.grad is not None:
             self.check_grad(param.grad, param, place)
         state = self.state.get(param, {})
         if state:
             self.check_state(state, param, place, group)
-        names, scales = self.names_of(group)
-        dtype = torch.uint8 if scales else state_dtype(param, group)
-        for name in (*names, *scales):
-            if isinstance(state.get(name), torch.Tensor):
-                expected = torch.float32 if name in scales else dtype
-                check_state_memory(f"The state of {place}", name, state[name], param, expected)
 
     def _option_values(self, group: Mapping[str, Any], op: NativeOp) -> list[float]:
         """The options of a group's update, in the op's order."""
@@ -261,11 +241,7 @@ class NativeOptimizer(NativeStates):
         check_param(place, param, is_normed=self.NEEDS_NORMS)
 
     def check_grad(self, grad: torch.Tensor, param: torch.Tensor, place: str) -> None:
-        """Check the gradient of a parameter.
-
-        Raises:
-            OpArgumentError: it does not fit.
-        """
+        """Raise an OpArgumentError if the gradient of a parameter does not fit."""
         check_grad(place, grad, param, type(self).__name__)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:

@@ -333,11 +333,7 @@ def _storages_and_ops(owner: NativeOptimizer, groups: Sequence[Mapping[str, Any]
 
 
 def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -> None:
-    """Reject memory that two lists write.
-
-    Raises:
-        OpArgumentError: a tensor of one shares memory with a tensor of another.
-    """
+    """Raise an OpArgumentError if two lists write the same memory."""
     listed = list(written_by)
     owners = owners_of_shared_memory(
         (number, tensor) for number, (_, tensors) in enumerate(listed) for tensor in tensors

@@ -95,11 +95,7 @@ class PreparedList:
         return strided
 
     def require_writable_grads(self) -> None:
-        """Reject gradients that an update cannot set to zero.
-
-        Raises:
-            OpArgumentError: one is a lazy negation: the op gets a copy with the values.
-        """
+        """Raise an OpArgumentError if a gradient is a lazy negation: zeros would go to a copy with its values."""
         if not self._grads_are_writable and any(map(torch.Tensor.is_neg, self._grads)):
             raise self._op.unfit_tensor({"grad": self._grads}, self._device)
         self._grads_are_writable = True
