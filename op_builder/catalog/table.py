@@ -131,7 +131,7 @@ OPS = (
         "pin_memory",
         "PinMemoryBuilder",
         "page-locked host memory",
-        "io.pin_memory.PinMemoryModule",
+        "io.locked_memory.PinMemoryModule",
         sources=("memory/pages.cpp",),
         works_anywhere=True,
     ),
@@ -190,9 +190,9 @@ OPS = (
         "PackbitsBuilder",
         "signs of numbers as bits, and back",
         "",
-        on_torch="functional.sign_bits.SignBitsModule",
+        on_torch="functional.on_torch.SignBitsModule",
     ),
-    Op("utils", "UtilsBuilder", "many tensors as one, and back", "", on_torch="functional.flat.FlatModule"),
+    Op("utils", "UtilsBuilder", "many tensors as one, and back", "", on_torch="functional.on_torch.FlatModule"),
 )
 
 

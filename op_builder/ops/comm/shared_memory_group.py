@@ -14,8 +14,7 @@ import torch
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.load.operators import named_error
 from op_builder.ops.arguments import untraced
-from op_builder.ops.comm.segments import shared_segments, space_error
-from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts
+from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, shared_segments, space_error
 from op_builder.system import cpu_isa
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}

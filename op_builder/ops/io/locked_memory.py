@@ -123,6 +123,19 @@ class LockedTensors:
         return block and block.facts._replace(huge_bytes=_huge_bytes(block.facts.address))
 
 
+class PinMemoryModule(LockedTensors):
+    """The module that ``PinMemoryBuilder().load()`` returns."""
+
+    def pin_handle(self) -> LockedTensors:
+        """An object with the functions on locked tensors, as :class:`op_builder.ops.io.aio_handle.Handle` has them."""
+        return LockedTensors(self._ops)
+
+    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of a CPU tensor in page-locked memory."""
+        pinned = self.new_cpu_locked_tensor(tensor.numel(), tensor).view(tensor.shape)
+        return pinned.copy_(tensor.detach())
+
+
 def _unlock(address: int) -> bool:
     """Unlock the memory that begins at ``address``; False if there is none."""
     block = _blocks.pop(address, None)

@@ -21,7 +21,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
-from op_builder.ops.optim.prepared_list import PreparedList
+from op_builder.ops.optim.native_op import PreparedList
 from op_builder.ops.optim.sharding import Sharding, is_flat, local_of, sharding_of
 from op_builder.ops.optim.state_entries import Changes, StateEntry
 from op_builder.ops.optim.tensor_lists import TensorLists

@@ -1,14 +1,38 @@
-"""The object that ``PackbitsBuilder().load()`` returns."""
+"""Ops of functions of torch, without native code."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from op_builder.errors import OpArgumentError
 
 
+class FlatModule:
+    """Many tensors as one, and back: the object that ``UtilsBuilder().load()`` returns."""
+
+    def flatten(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A new one-dimensional tensor with the elements of all tensors, which have one type and device."""
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def unflatten(self, flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Views of ``flat`` with the shapes of ``tensors``, one after another."""
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def cast_to_byte_tensor(self, tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+        """A view of a tensor's memory as bytes, or of each tensor of a list; tensors are contiguous."""
+        if isinstance(tensors, torch.Tensor):
+            return tensors.view(-1).view(torch.uint8)
+        return [tensor.view(-1).view(torch.uint8) for tensor in tensors]
+
+
 class SignBitsModule:
-    """The signs of numbers as bits, eight in a byte, the first in its highest bit; for 1-bit optimizers."""
+    """The signs of numbers as bits, eight in a byte, the first in its highest bit; for 1-bit optimizers.
+
+    It is the object that ``PackbitsBuilder().load()`` returns.
+    """
 
     def packbits(self, tensor: torch.Tensor, size: int, rank: int = 0) -> torch.Tensor:  # noqa: ARG002
         """The signs of the first ``size`` elements: 1 for a number of at least 0. Zeros fill the last byte.
