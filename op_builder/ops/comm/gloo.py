@@ -96,13 +96,7 @@ class GlooCollectives:
         register_backend(self.group, backend)
 
     def run(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Run a collective to its end. Tensors need not be contiguous.
-
-        Raises:
-            CommunicationError: the group was destroyed meanwhile.
-            OpArgumentError: elements of an output share memory, and their results differ.
-            RuntimeError, ValueError: gloo's own errors.
-        """
+        """Run a collective to its end, or to the group's. Tensors need not be contiguous. Raises gloo's errors, too."""
         given = flat_tensors(arguments)
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)
@@ -115,11 +109,7 @@ class GlooCollectives:
             write_back(tensor, result)
 
     def send_or_receive(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Work:
-        """Start a transfer between two ranks. The caller's wait finishes it.
-
-        Raises:
-            OpArgumentError: the tensor to receive into is not contiguous.
-        """
+        """Start a transfer between two ranks. The caller's wait finishes it. A tensor to fill must be contiguous."""
         if name != "send" and not all(tensor.is_contiguous() for tensor in flat_tensors(arguments[0])):
             raise OpArgumentError(
                 "The tensor to receive into is not contiguous.", "Receive into x.contiguous(), and copy that to x."

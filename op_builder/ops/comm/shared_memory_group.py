@@ -22,8 +22,9 @@ REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
 _SPIN_NS = 50_000
 _FAILED = "shm_comm: "  # how an op's error for a failed collective begins
 
-_KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
+# In the order of Failure::Kind of csrc/kernels/comm/phases.h.
 _REMEDIES = {
+    "none": "",
     "died": "Check why it ended. This group is broken; make a new one of the surviving ranks.",
     "left": "Close the group on all ranks only after the last collective.",
     "gave_up": "See that rank's error. This group is broken; make a new one.",
@@ -113,47 +114,27 @@ class SharedMemoryGroup:
         return result
 
     def reduce_scatter(self, out: torch.Tensor, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduce the inputs of all ranks, and give each rank its part.
+        """Reduce the inputs of all ranks, and give each rank its part; returns ``out``, raises as :meth:`all_reduce`.
 
         Args:
             out: filled with ``input.numel() / size`` elements; it may be this rank's part of ``input``.
             input: one of the types of :meth:`all_reduce`; not changed otherwise.
-            op: as for :meth:`all_reduce`.
-
-        Returns:
-            ``out``.
-
-        Raises:
-            OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
         """
         self._call("reduce_scatter", (out, input), _reduction(op))
         return out
 
     def all_gather(self, out: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-        """Concatenate the inputs of all ranks, in the order of the ranks, on each of them.
+        """Concatenate the inputs of all ranks by rank; returns ``out``, raises as :meth:`all_reduce`.
 
         Args:
             out: filled with ``size * input.numel()`` elements of the input's type.
             input: any type; it may be this rank's part of ``out``.
-
-        Returns:
-            ``out``.
-
-        Raises:
-            OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
         """
         self._call("all_gather", (out, input))
         return out
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        """Send the tensor of rank ``src``, of any type, to all ranks, in place.
-
-        Returns:
-            ``tensor``.
-
-        Raises:
-            OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
-        """
+        """Send the tensor of rank ``src``, of any type, in place; returns ``tensor``, raises as :meth:`all_reduce`."""
         if isinstance(src, bool) or not isinstance(src, int):
             raise OpArgumentError(f"src is {src!r}.", "Pass a rank of the group, an int.")
         self._call("broadcast_", (tensor,), src)
@@ -161,20 +142,12 @@ class SharedMemoryGroup:
 
     @untraced
     def barrier(self) -> None:
-        """Wait until all ranks have called this.
-
-        Raises:
-            SharedMemoryCommError: a rank did not take part.
-        """
+        """Wait until all ranks have called this; raises as :meth:`all_reduce`."""
         self._call("barrier", ())
 
     @untraced
     def agree(self, text: str) -> None:
-        """Compare ``text`` with that of the other ranks. It describes what they are about to do without this group.
-
-        Raises:
-            SharedMemoryCommError: a rank passed another text, called something else, or did not come.
-        """
+        """Raise a SharedMemoryCommError unless all ranks pass this text, what they are about to do elsewhere."""
         self._call("agree", (), text, operation=text)
 
     @untraced
@@ -268,12 +241,12 @@ class SharedMemoryGroup:
             return error
         try:
             number, rank, waited_ms = self._ops.last_failure(self._number)
-            kind = _KINDS[number]
+            kind = list(_REMEDIES)[number]
         except ValueError:  # another thread has closed the group
             kind, rank, waited_ms = "left", self.rank, 0
         return SharedMemoryCommError(
             f"{operation} of {self!r} failed: {message.removeprefix(_FAILED).splitlines()[0]}.",
-            _REMEDIES.get(kind, ""),
+            _REMEDIES[kind],
             rank=rank,
             operation=operation,
             waited_s=waited_ms / 1000,

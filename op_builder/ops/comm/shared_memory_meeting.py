@@ -66,14 +66,7 @@ class RankFacts(NamedTuple):
 
 
 class Meeting:
-    """One exchange between all ranks of a group.
-
-    Args:
-        store: where they publish their facts.
-        key: the same on all ranks, and never used before in this store.
-        size, rank: the size of the group, and the rank of this process.
-        timeout_s: the limit of the exchange.
-    """
+    """One exchange between all ranks of a group; ``key`` is the same on all, and was never used in this store."""
 
     def __init__(self, store: Store, key: str, size: int, rank: int, timeout_s: float) -> None:
         self.store = store

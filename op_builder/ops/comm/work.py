@@ -107,9 +107,7 @@ class CollectiveWork(Work):
     def run(self) -> None:
         """Run the collective and keep its error. The queue calls this once.
 
-        Raises:
-            BaseException: an exception that is no Exception, such as KeyboardInterrupt. Later waits raise a
-                CommunicationError.
+        An exception that is no Exception, such as KeyboardInterrupt, is raised; later waits raise a CommunicationError.
         """
         assert self._function is not None
         assert self._state is not None
@@ -202,12 +200,7 @@ class WorkQueue:
             self._start(self._call_back, work)
 
     def finish(self, work: CollectiveWork, timeout_s: float) -> None:
-        """Return when ``work`` is finished; a timeout of -1 means none.
-
-        Raises:
-            CommunicationError: another thread ran ``work``, or what precedes it, for longer than ``timeout_s``; or
-                this thread is inside another collective of the queue.
-        """
+        """Return when ``work`` is finished, or raise a CommunicationError after that time; -1 means no limit."""
         with self._my_turn(timeout_s):
             # Whoever takes a work from the queue ends it before the turn is over. A work that is neither queued nor
             # finished was taken by close(), which is about to fail it, or by a thread that a signal handler then ended.
@@ -227,10 +220,7 @@ class WorkQueue:
         self._filled.release()
 
     def join(self) -> None:
-        """Wait a few seconds for the threads of a closed queue.
-
-        A thread that returns into Python after the interpreter has ended aborts the process.
-        """
+        """Wait a few seconds for a closed queue's threads: one that outlives the interpreter aborts the process."""
         if self.is_my_turn():
             return
         deadline = time.monotonic() + _JOIN_S

@@ -81,14 +81,8 @@ class HandleCounters(NamedTuple):
 class Handle(LockedTensors):
     """Reads and writes whole tensors, at once or in the background.
 
-    Tensors are contiguous CPU tensors of any type, size and address; files may be longer than the
-    tensor. Offsets are in bytes. A finished write is visible to every reader; to survive a power cut it
-    needs ``os.fsync``. A missing file is created, and no file is made shorter. Several threads may use
-    one handle; of operations in flight no two may touch the same bytes, unless both read.
-
-    While an operation waits, Python's other threads run. A signal's exception, as of Ctrl-C, interrupts a
-    wait; what is in flight continues, and the next :meth:`wait` waits for it and reports its failures, also
-    of calls that were not in the background. After a fork the child cannot use the handle.
+    Tensors are contiguous CPU tensors of any type, size and address; files may be longer than the tensor. Offsets are
+    in bytes. A missing file is created, and no file is made shorter. docs/async_io.md has the guarantees.
     """
 
     def __init__(self, ops: Any, number: int, engine: str, settings: HandleSettings) -> None:
@@ -161,17 +155,13 @@ class Handle(LockedTensors):
     # All threads, at once or in the background -------------------------------------------------
 
     def pread(self, buffer: torch.Tensor, filename: File, validate: bool, *rest: Any, **keywords: Any) -> int:
-        """Fill ``buffer`` from a file, with all threads.
+        """Fill ``buffer`` from a file, with all threads; raises as :meth:`read`.
 
         The full signature is ``pread(buffer, filename, validate, async, file_offset=0)``; ``async`` is a
         reserved word, so by name it is passed through ``**{"async": True}``.
 
         Returns:
-            1 when it is done, 0 where it continues in the background until :meth:`wait`.
-
-        Raises:
-            OpArgumentError, StorageError: as :meth:`read`. In the background, later failures are raised by
-                :meth:`wait`.
+            1 when it is done, 0 where it continues in the background until :meth:`wait`, which raises its failures.
         """
         is_background, offset = _background_and_offset("pread", rest, keywords)
         self._transfer(buffer, filename, offset, is_write=False, validates=validate, is_background=is_background)
@@ -200,20 +190,14 @@ class Handle(LockedTensors):
     def async_pread(
         self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
-        """Start to fill ``buffer`` from a file; it is whole after :meth:`wait`. Returns 0.
-
-        ``fd`` as in :meth:`sync_pread`.
-        """
+        """:meth:`sync_pread` in the background: ``buffer`` is whole after :meth:`wait`. Returns 0."""
         self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False, is_background=True)
         return 0
 
     def async_pwrite(
         self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
-        """Start to write ``buffer`` to a file; it may be changed again after :meth:`wait`. Returns 0.
-
-        ``fd`` as in :meth:`sync_pread`.
-        """
+        """:meth:`sync_pwrite` in the background: ``buffer`` may be changed again after :meth:`wait`. Returns 0."""
         self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True, is_background=True)
         return 0
 
@@ -274,10 +258,7 @@ class Handle(LockedTensors):
             raise failures[0]
 
     def _finish(self, operations: Mapping[int, Operation]) -> tuple[int, list[StorageError]]:
-        """Wait for operations, and report how many there were and which failed.
-
-        An operation that another thread or a signal's handler waits for too is reported to one of them.
-        """
+        """Wait for operations; how many there were and which failed. One of several waits gets an operation's outcome."""
         numbers = list(operations)
         while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
             pass

@@ -90,12 +90,9 @@ class AsyncIOModule:
         return self.aio_handle(block_size, queue_depth, single_submit, overlap_events).write(buffer, filename, validate)
 
     def memcpy(self, dst: torch.Tensor, src: torch.Tensor) -> int:
-        """Copy the bytes of one contiguous CPU tensor to another of the same size in bytes, with torch's threads.
+        """Copy the bytes of one contiguous CPU tensor to another of the same size in bytes that does not overlap it.
 
-        Returns 0.
-
-        Raises:
-            OpArgumentError: a tensor is not a contiguous CPU tensor, the sizes differ, or the two overlap.
+        torch's threads do it. Returns 0.
         """
         distance = checked_address(dst, "dst") - checked_address(src, "src")
         if dst.nbytes != src.nbytes:

@@ -29,13 +29,8 @@ _RESTORE = "Save the tensor again, or restore the file from a backup; if nothing
 class TensorStore:
     """Tensors by name in a directory, at the disk's speed, in the background if wanted, and never torn.
 
-    A tensor is one safetensors file, replaced as a whole: whatever kills the writer, a reader finds the old value or
-    the new one. Files that killed writers have left are removed when a store is opened. A checksum (XXH3) is
-    written with each tensor and compared by each load.
-
-    Threads and processes may share a directory, and threads a store. A store handles requests for one name in
-    their order; requests for different names may overlap. In the background at most ``threads`` tensors are
-    transferred at a time.
+    A tensor is one safetensors file with a checksum (XXH3), replaced as a whole. A store handles requests for one name
+    in their order; requests for different names may overlap. docs/tensor_store.md has the guarantees.
 
     Args:
         directory: created if it is missing.
@@ -132,22 +127,13 @@ class TensorStore:
         return self._queue.begin(name, partial(self._load, name, out, progress))
 
     def wait(self) -> None:
-        """Wait for all work in the background.
-
-        Raises:
-            AccelError: the first failure that no future has reported; ``others`` has the rest.
-        """
+        """Wait for all work in the background; raise the first failure that no future reported, with ``others``."""
         self._queue.wait()
 
     # Contents ---------------------------------------------------------------------------------
 
     def delete(self, name: str) -> None:
-        """Remove a tensor.
-
-        Raises:
-            TensorNotFoundError: no tensor has that name.
-            StorageError: it cannot be removed.
-        """
+        """Remove a tensor; a TensorNotFoundError if it is missing, a StorageError if it cannot be removed."""
         self._files.path(name)
         self._queue.run(name, partial(self._files.delete, name))
 
@@ -156,11 +142,7 @@ class TensorStore:
         return self._files.names()
 
     def info(self, name: str) -> TensorInfo:
-        """A stored tensor's type, shape and checksum, without reading it.
-
-        Raises:
-            OpArgumentError, TensorNotFoundError, DamagedTensorError, StorageError: as :meth:`load`.
-        """
+        """A stored tensor's type, shape and checksum, without reading it; raises as :meth:`load`."""
         self._files.path(name)
         return self._queue.run(name, partial(self._info, name))
 

@@ -24,14 +24,7 @@ def place_of(group_index: int, index: int, param: torch.Tensor) -> str:
 
 
 def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
-    """Check a parameter except for its device.
-
-    Args:
-        is_normed: whether the formula needs the norm of the parameter.
-
-    Raises:
-        OpArgumentError: it does not fit.
-    """
+    """Raise an OpArgumentError if a parameter does not fit except for its device, or its norm if ``is_normed``."""
     what = place[0].upper() + place[1:]
     if param.dtype not in DTYPES:
         raise OpArgumentError(

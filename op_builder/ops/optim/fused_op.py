@@ -186,9 +186,6 @@ class FusedOp(NativeOp):
                 - ``mode``: 0 is Adam with L2 penalty, 1 is AdamW with decoupled weight decay.
                 - ``grad_scale``: a float32 tensor of one element; gradients are divided by it first.
                 - ``found_inf``: a float32 tensor of one element; a value other than 0 skips the update.
-
-        Raises:
-            OpArgumentError: an argument does not fit; no tensor was changed.
         """
         declared = self.declaration
         lr_tensor = given["lr"] if isinstance(given["lr"], torch.Tensor) else None

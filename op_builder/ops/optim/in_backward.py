@@ -85,9 +85,6 @@ def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
     """Update the parameters of a group during ``backward()``; returns the handles of the hooks.
 
     A parameter that requires no gradient gets no hook: ``step()`` updates it, should it have a gradient later.
-
-    Raises:
-        OpArgumentError: a parameter is sharded, shares memory with another, or another optimizer updates it so.
     """
     params = optimizer.param_groups[group_index]["params"]
     for index, param in enumerate(params):

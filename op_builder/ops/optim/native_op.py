@@ -162,14 +162,7 @@ class NativeOp:
         raise NotImplementedError
 
     def _call(self, op: Callable[..., Any], roles: Roles, *arguments: Any) -> Any:
-        """Call an op; without tensors do nothing and return None.
-
-        Args:
-            roles: the tensors among the arguments.
-
-        Raises:
-            OpArgumentError: an argument does not fit; no tensor was changed.
-        """
+        """Call an op, unless there are no tensors; ``roles`` are those among the arguments."""
         filled = [members for members in roles.values() if len(members)]
         if not filled:
             return None

@@ -87,11 +87,7 @@ class NativeStates(Optimizer):
     # Called by PreparedGroups -----------------------------------------------------------------
 
     def native_of(self, group: Mapping[str, Any]) -> NativeOp:
-        """The native op that updates a group, loaded at the first call.
-
-        Raises:
-            IncompatibleOpError: it cannot be built or loaded here.
-        """
+        """The native op that updates a group, loaded at the first call."""
         builder = self._builder_of(group)
         if builder not in self._natives:
             native = self._make_builder(builder).load()

@@ -229,14 +229,7 @@ class NativeOptimizer(NativeStates):
     # Checks -----------------------------------------------------------------------------------
 
     def check_param(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
-        """Check a parameter.
-
-        Args:
-            place: what to call it.
-
-        Raises:
-            OpArgumentError: it does not fit.
-        """
+        """Raise an OpArgumentError if a parameter, called ``place``, does not fit."""
         self._check_device(param, place[0].upper() + place[1:], group)
         check_param(place, param, is_normed=self.NEEDS_NORMS)
 

@@ -206,11 +206,7 @@ class PreparedGroups:
         self._grads = grads
 
     def grad_norm(self, batches: Sequence[Batch]) -> float:
-        """The Euclidean norm of all gradients together, over all ranks that have shards of them.
-
-        Raises:
-            OpArgumentError: FSDP1 manages a parameter, so that nothing shows which ranks have the rest.
-        """
+        """The Euclidean norm of all gradients together, over all ranks that have shards of them."""
         if self._has_flat_params:
             raise OpArgumentError(
                 "The norm of all gradients is unknown: FSDP1 shows each rank only its own shards.",

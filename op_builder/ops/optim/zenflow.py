@@ -65,7 +65,7 @@ class HostAdam(HostOp):
     """Adam on host tensors, by :class:`HostOp`'s functions and by DeepSpeed's ``zenflow_adam_`` functions.
 
     An ``address`` is that of a control block: ``zenflow_adam_ctrl_size()`` bytes of memory that both processes share,
-    aligned to 8 bytes, which the caller keeps.
+    aligned to 8 bytes, which the caller keeps. Invalid arguments are an OpArgumentError, and change nothing.
     """
 
     def __init__(self, ops: Any) -> None:
@@ -76,11 +76,7 @@ class HostAdam(HostOp):
     def zenflow_adam_create(self, optimizer_id: int, cpus: Sequence[int]) -> int:
         """Return the handle of a worker for an optimizer that ``create_adam`` has made.
 
-        Args:
-            cpus: the cores that the worker uses, one thread on each; empty for no change.
-
-        Raises:
-            OpArgumentError: no optimizer has this id, or ``cpus`` is not a sequence of ints.
+        ``cpus`` are the cores that the worker uses, one thread on each; empty for no change.
         """
         try:
             cores = frozenset(map(int, cpus))
@@ -106,11 +102,7 @@ class HostAdam(HostOp):
         """Add a group, one contiguous tensor, to a worker; all tensors are in memory that both processes share.
 
         A step takes the gradient and the moments of the number that is submitted with it, updates ``param`` and
-        copies it to ``stale``.
-
-        Raises:
-            OpArgumentError: no worker has this handle, it has 1,024 groups, or ``stale`` has not the length of
-                ``param``. The steps check everything else.
+        copies it to ``stale``. A worker has at most 1,024 groups. The steps check the other tensors.
         """
         groups = self._worker(handle).groups
         if len(groups) == MAX_GROUPS:
@@ -127,10 +119,6 @@ class HostAdam(HostOp):
 
         The calling thread runs on the worker's cores from then on. Start its process by spawn: after a fork, OpenMP
         waits for threads that only the parent has.
-
-        Raises:
-            OpArgumentError: no worker has this handle, the control block has another number of groups, or a tensor
-                does not fit.
         """
         worker = self._worker(handle)
         control = _Control.from_address(address)
@@ -169,12 +157,7 @@ class HostAdam(HostOp):
         return ctypes.sizeof(_Control)
 
     def zenflow_adam_ctrl_init(self, address: int, groups: int) -> None:
-        """Make a control block for a worker with that many groups.
-
-        Raises:
-            OpArgumentError: the number is not in 1 to 1,024.
-            IncompatibleOpError: this system has no semaphores that processes can share.
-        """
+        """Make a control block for a worker with that many groups, 1 to 1,024."""
         if not 1 <= groups <= MAX_GROUPS:
             raise OpArgumentError(f"groups is {groups}.", f"Pass a number from 1 to {MAX_GROUPS}.")
         ctypes.memset(address, 0, ctypes.sizeof(_Control))
@@ -202,9 +185,6 @@ class HostAdam(HostOp):
             now_state: 0 or 1, the number of the gradient and the moments.
             step: the number of the update, from 1.
             lrs: the learning rate of each group, and so on.
-
-        Raises:
-            OpArgumentError: an argument does not fit; nothing was submitted.
         """
         control = _Control.from_address(address)
         if now_state not in (0, 1):
