@@ -10,7 +10,7 @@
 
 namespace accel {
 
-// An op: its schema, without a namespace, and its function. `traced` runs for tensors without memory; an op that lacks it
+// An op: its schema, without a namespace, and its function. `traced` runs for tensors without memory; an op without it
 // takes no tensors.
 struct Op {
   const char* schema;

@@ -10,7 +10,7 @@ const accel::xpu::Kernel kAdvance = ACCEL_SYCL_KERNEL(accel::xpu::advance_steps)
 struct FusedLion : accel::Lion {
   using Numbers = accel::xpu::LionNumbers;
   static Numbers numbers(const double* options, double) {
-    return {accel::lion_coefficients(accel::Lion::options(options)), static_cast<float>(options[3])};
+    return {coefficients(accel::Lion::options(options)), static_cast<float>(options[3])};
   }
   static const accel::xpu::Kernel& kernel(const accel::multi_tensor::StoredTypes& types) {
     return kUpdate[accel::xpu::kernel_index(types)];

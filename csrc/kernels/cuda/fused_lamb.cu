@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const Squares sum = block_sum(mine, warps);
   if (threadIdx.x == 0) {
-    workspace.ratios[tensor] = lamb_trust_ratio(sum.param, sum.direction);
+    workspace.ratios[tensor] = Lamb::factor(sum.param, sum.direction);
   }
 }
 

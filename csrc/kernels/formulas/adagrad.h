@@ -28,15 +28,6 @@ struct AdagradCoefficients {
   float l2;  // added to the gradient, times the parameter
 };
 
-// `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
-ACCEL_HOST_DEVICE inline AdagradCoefficients adagrad_coefficients(const AdagradOptions& options, double step) {
-  AdagradCoefficients c;
-  c.minus_step_size = static_cast<float>(-options.lr / (1.0 + (step - 1.0) * options.lr_decay));
-  c.eps = static_cast<float>(options.eps);
-  c.l2 = static_cast<float>(options.weight_decay);
-  return c;
-}
-
 // The declaration; adam.h says what its members mean.
 struct Adagrad {
   using Options = AdagradOptions;
@@ -48,8 +39,13 @@ struct Adagrad {
   static constexpr bool kIsTwoPass = false;
 
   static Options options(const double* values) { return {values[0], values[1], values[2], values[3]}; }
+  // `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
   ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
-    return adagrad_coefficients(options, step);
+    AdagradCoefficients c;
+    c.minus_step_size = static_cast<float>(-options.lr / (1.0 + (step - 1.0) * options.lr_decay));
+    c.eps = static_cast<float>(options.eps);
+    c.l2 = static_cast<float>(options.weight_decay);
+    return c;
   }
 };
 

@@ -39,33 +39,6 @@ struct LambCoefficients {
   float minus_lr;
 };
 
-// `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
-ACCEL_HOST_DEVICE inline LambCoefficients lamb_coefficients(const LambOptions& options, double step) {
-  double correction1 = 1.0;
-  double correction2 = 1.0;
-  if (options.bias_correction) {
-    correction1 = 1.0 - pow(options.beta1, step);
-    correction2 = 1.0 - pow(options.beta2, step);
-  }
-  LambCoefficients c;
-  c.beta1 = static_cast<float>(options.beta1);
-  c.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
-  c.beta2 = static_cast<float>(options.beta2);
-  c.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
-  c.inverse_correction1 = static_cast<float>(1.0 / correction1);
-  c.inverse_sqrt_correction2 = static_cast<float>(1.0 / sqrt(correction2));
-  c.eps = static_cast<float>(options.eps);
-  c.weight_decay = static_cast<float>(options.weight_decay);
-  c.minus_lr = static_cast<float>(-options.lr);
-  return c;
-}
-
-// |param| / |u| of their sums of squares; 1 where either is 0 or not a number.
-ACCEL_HOST_DEVICE inline float lamb_trust_ratio(double param_squares, double direction_squares) {
-  const bool usable = param_squares > 0.0 && direction_squares > 0.0;
-  return usable ? static_cast<float>(sqrt(param_squares) / sqrt(direction_squares)) : 1.0f;
-}
-
 // The declaration; adam.h says what its members mean.
 struct Lamb {
   using Options = LambOptions;
@@ -80,12 +53,31 @@ struct Lamb {
   static Options options(const double* values) {
     return {values[0], values[1], values[2], values[3], values[4], values[5] != 0};
   }
+  // `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
   ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
-    return lamb_coefficients(options, step);
+    double correction1 = 1.0;
+    double correction2 = 1.0;
+    if (options.bias_correction) {
+      correction1 = 1.0 - pow(options.beta1, step);
+      correction2 = 1.0 - pow(options.beta2, step);
+    }
+    LambCoefficients c;
+    c.beta1 = static_cast<float>(options.beta1);
+    c.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
+    c.beta2 = static_cast<float>(options.beta2);
+    c.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
+    c.inverse_correction1 = static_cast<float>(1.0 / correction1);
+    c.inverse_sqrt_correction2 = static_cast<float>(1.0 / sqrt(correction2));
+    c.eps = static_cast<float>(options.eps);
+    c.weight_decay = static_cast<float>(options.weight_decay);
+    c.minus_lr = static_cast<float>(-options.lr);
+    return c;
   }
-  // What the step of one tensor is multiplied by, of its two sums of squares.
-  static float factor(double param_squares, double direction_squares) {
-    return lamb_trust_ratio(param_squares, direction_squares);
+  // What the step of one tensor is multiplied by: |param| / |u| of their sums of squares; 1 where either is 0 or not a
+  // number.
+  ACCEL_HOST_DEVICE static float factor(double param_squares, double direction_squares) {
+    const bool usable = param_squares > 0.0 && direction_squares > 0.0;
+    return usable ? static_cast<float>(sqrt(param_squares) / sqrt(direction_squares)) : 1.0f;
   }
 };
 

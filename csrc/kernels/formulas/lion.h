@@ -38,16 +38,6 @@ ACCEL_HOST_DEVICE inline void set_lion_lr(LionCoefficients& c, Real lr, Real wei
   c.decay = static_cast<float>(1 - lr * weight_decay);
 }
 
-ACCEL_HOST_DEVICE inline LionCoefficients lion_coefficients(const LionOptions& options) {
-  LionCoefficients c;
-  c.beta1 = static_cast<float>(options.beta1);
-  c.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
-  c.beta2 = static_cast<float>(options.beta2);
-  c.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
-  set_lion_lr(c, options.lr, options.weight_decay);
-  return c;
-}
-
 // The declaration; adam.h says what its members mean.
 struct Lion {
   using Options = LionOptions;
@@ -59,8 +49,14 @@ struct Lion {
   static constexpr bool kIsTwoPass = false;
 
   static Options options(const double* values) { return {values[0], values[1], values[2], values[3]}; }
-  ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double /*step*/) {
-    return lion_coefficients(options);
+  ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double /*step*/ = 1.0) {
+    LionCoefficients c;
+    c.beta1 = static_cast<float>(options.beta1);
+    c.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
+    c.beta2 = static_cast<float>(options.beta2);
+    c.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
+    set_lion_lr(c, options.lr, options.weight_decay);
+    return c;
   }
 };
 

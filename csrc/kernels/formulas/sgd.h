@@ -33,18 +33,6 @@ struct SgdCoefficients {
   bool starts;  // the old buffer does not count, whatever it holds
 };
 
-// `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
-ACCEL_HOST_DEVICE inline SgdCoefficients sgd_coefficients(const SgdOptions& options, double step) {
-  SgdCoefficients c;
-  c.minus_lr = static_cast<float>(-options.lr);
-  c.momentum = static_cast<float>(options.momentum);
-  c.one_minus_dampening = static_cast<float>(1.0 - options.dampening);
-  c.l2 = static_cast<float>(options.weight_decay);
-  c.nesterov = options.nesterov;
-  c.starts = step <= 1.0 || options.momentum == 0.0;
-  return c;
-}
-
 // The declaration; adam.h says what its members mean.
 struct Sgd {
   using Options = SgdOptions;
@@ -57,8 +45,16 @@ struct Sgd {
   static constexpr bool kIsTwoPass = false;
 
   static Options options(const double* values) { return {values[0], values[1], values[2], values[3], values[4] != 0}; }
+  // `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
   ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
-    return sgd_coefficients(options, step);
+    SgdCoefficients c;
+    c.minus_lr = static_cast<float>(-options.lr);
+    c.momentum = static_cast<float>(options.momentum);
+    c.one_minus_dampening = static_cast<float>(1.0 - options.dampening);
+    c.l2 = static_cast<float>(options.weight_decay);
+    c.nesterov = options.nesterov;
+    c.starts = step <= 1.0 || options.momentum == 0.0;
+    return c;
   }
 };
 

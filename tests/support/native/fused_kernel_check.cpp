@@ -311,7 +311,7 @@ void check_lion() {
     const auto tensors = tensors_of(cases, false);
     require(fused_update<Lion>(tensors.data(), tensors.size(), options, 0.0, {}, 4096, nullptr) == 0, "status");
     for (Case& one : cases) {
-      run_plainly(one, plain::LionFormula(lion_coefficients(options)), 1.0f);
+      run_plainly(one, plain::LionFormula(Lion::coefficients(options)), 1.0f);
       one.require_same("lion");
     }
   }
@@ -335,7 +335,7 @@ void require_like_plain_lamb(Case& one, const LambCoefficients& c) {
     param_squares += param * param;
     direction_squares += static_cast<double>(directions[i]) * directions[i];
   }
-  const float minus_step = c.minus_lr * lamb_trust_ratio(param_squares, direction_squares);
+  const float minus_step = c.minus_lr * Lamb::factor(param_squares, direction_squares);
   const double roundoff = one.types.param == DType::float32   ? std::ldexp(1, -23)
                           : one.types.param == DType::float16 ? std::ldexp(1, -10)
                                                               : std::ldexp(1, -7);
@@ -367,7 +367,7 @@ void check_lamb() {
       for (int k = 0; k < kArrays; ++k) {
         require(cases[i].arrays[k].same_bits(again[i].arrays[k]), "two runs of lamb", cases[i].numel, k);
       }
-      require_like_plain_lamb(cases[i], lamb_coefficients(options, 3.0));
+      require_like_plain_lamb(cases[i], Lamb::coefficients(options, 3.0));
     }
   }
   std::printf("lamb: as plain loops, twice the same\n");
