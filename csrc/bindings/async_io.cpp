@@ -2,51 +2,28 @@
 // alive while an operation uses their memory. torch's dispatcher releases Python's lock while an op runs.
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/locked_pages.h"
 #include "bindings/tensor_checks.h"
+#include "common/registry.h"
 #include "kernels/aio/handle.h"
 
 namespace {
 
 namespace aio = accel::aio;
 
-class Handles {
- public:
-  std::int64_t add(std::shared_ptr<aio::Handle> handle) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    handles_.emplace(++last_, std::move(handle));
-    return last_;
-  }
-  std::shared_ptr<aio::Handle> find(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = handles_.find(number);
-    if (found == handles_.end()) {
-      accel::refuse("Handle " + std::to_string(number) + " is closed.", "Make one with aio_handle().");
-    }
-    return found->second;
-  }
-  void remove(std::int64_t number) {
-    const auto handle = find(number);  // destroyed without the lock: it waits for what is in flight
-    const std::lock_guard<std::mutex> lock(mutex_);
-    handles_.erase(number);
-  }
+using Handles = accel::Registry<aio::Handle>;
 
- private:
-  std::mutex mutex_;
-  std::map<std::int64_t, std::shared_ptr<aio::Handle>> handles_;
-  std::int64_t last_ = 0;
-};
-
-Handles& handles() {
-  static auto* const all = new Handles;  // never destroyed: a thread may still use one when the process ends
-  return *all;
+std::shared_ptr<aio::Handle> find(std::int64_t number) {
+  auto handle = Handles::instance().find(number);
+  if (handle == nullptr) {
+    accel::refuse("Handle " + std::to_string(number) + " is closed.", "Make one with aio_handle().");
+  }
+  return handle;
 }
 
 aio::Engine engine_of(const std::string& name) {
@@ -69,27 +46,28 @@ std::int64_t create(std::string engine, std::int64_t block_bytes, std::int64_t d
                                single_submit,     overlap_events, static_cast<int>(parallelism)};
   auto handle = std::make_shared<aio::Handle>(settings);
   const int error = handle->start();
-  return error != 0 ? -error : handles().add(std::move(handle));
+  return error != 0 ? -error : Handles::instance().add(std::move(handle));
 }
 
-void destroy(std::int64_t handle) { handles().remove(handle); }
+// Waits for what is in flight.
+void destroy(std::int64_t handle) { Handles::instance().take(handle); }
 
 // 0 or an errno. The op owns the descriptor.
 std::int64_t submit(std::int64_t handle, std::int64_t operation, std::int64_t descriptor, std::int64_t address,
                     std::int64_t size_bytes, std::int64_t offset, bool is_write, bool validates, bool is_split) {
   const aio::Request request{reinterpret_cast<char*>(address), size_bytes, offset, is_write, validates};
-  return handles().find(handle)->submit(operation, static_cast<int>(descriptor), request, is_split);
+  return find(handle)->submit(operation, static_cast<int>(descriptor), request, is_split);
 }
 
 bool wait(std::int64_t handle, std::vector<std::int64_t> operations, std::int64_t timeout_ms) {
-  return handles().find(handle)->wait(operations, timeout_ms);
+  return find(handle)->wait(operations, timeout_ms);
 }
 
 // Five numbers for each operation that has finished: number, kind of failure, errno, offset of the failure, bytes done.
 // Forgets these operations.
 std::vector<std::int64_t> take(std::int64_t handle, std::vector<std::int64_t> operations) {
   std::vector<std::int64_t> result;
-  for (const auto& [id, failure, bytes_done] : handles().find(handle)->take(operations)) {
+  for (const auto& [id, failure, bytes_done] : find(handle)->take(operations)) {
     result.insert(result.end(),
                   {id, static_cast<std::int64_t>(failure.kind), failure.error, failure.offset, bytes_done});
   }
@@ -98,14 +76,14 @@ std::vector<std::int64_t> take(std::int64_t handle, std::vector<std::int64_t> op
 
 // In the order of HandleCounters in op_builder/ops/io/aio_handle.py.
 std::vector<std::int64_t> counters(std::int64_t handle) {
-  const auto found = handles().find(handle);
+  const auto found = find(handle);
   const aio::Counters& c = found->counters();
   return {c.commands, c.submissions,  c.overlapped,   c.most_in_flight,
           c.retries,  c.direct_bytes, c.cached_bytes, c.bounced_bytes};
 }
 
 // The errno with which the engine refused to work, so that threads do; 0 where it works.
-std::int64_t refusal(std::int64_t handle) { return handles().find(handle)->counters().refusal; }
+std::int64_t refusal(std::int64_t handle) { return find(handle)->counters().refusal; }
 
 accel::Ops ops() {
   accel::Ops all = {

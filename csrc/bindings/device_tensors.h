@@ -1,9 +1,11 @@
 // The tensors of an update on a device, checked before anything is written, without reading them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -59,67 +61,24 @@ inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, 
   return {checked.data, checked.numel, checked.dtype};
 }
 
-inline DType state_type(const multi_tensor::StoredTypes& types) {
-  return types.states_as_param ? types.param : DType::float32;
-}
-
-// Refuses a parameter whose tensors share memory; `state_roles` name the states in messages.
-template <std::size_t kStates>
-void require_apart(const multi_tensor::DeviceTensor& tensor, std::size_t index,
-                   const std::array<const char*, kStates>& state_roles) {
-  static_assert(kStates <= multi_tensor::kMaxStates, "DeviceTensor has no room for them");
-  OwnRanges<2 + kStates> ranges(index);
-  ranges.add(tensor.param, tensor.numel * size_bytes(tensor.types.param), "param");
-  ranges.add(tensor.grad, tensor.numel * size_bytes(tensor.types.grad), "grad");
-  for (std::size_t k = 0; k < kStates; ++k) {
-    ranges.add(tensor.states[k], tensor.numel * size_bytes(state_type(tensor.types)), state_roles[k]);
-  }
-}
-
-// Sets the gradient of a tensor that has its parameter.
-inline void take_grad(const TensorLists& lists, std::size_t index, const DevicePlace& place,
-                      multi_tensor::DeviceTensor& tensor) {
-  const DeviceArray grad = device_array(lists.grads[index], {"grad", index}, place);
-  require_elements(grad.numel, {"grad", index}, tensor.numel, tensor.numel);
-  tensor.grad = grad.data;
-  tensor.types.grad = grad.dtype;
-}
-
-// Checks one parameter's tensors.
-template <std::size_t kStates>
-multi_tensor::DeviceTensor checked_device_tensor(const TensorLists& lists, std::size_t index,
-                                                 const std::array<const char*, kStates>& state_roles,
-                                                 const DevicePlace& place) {
-  const DeviceArray param = device_array(lists.params[index], {"param", index}, place);
-  multi_tensor::DeviceTensor tensor{};
-  tensor.param = param.data;
-  tensor.numel = param.numel;
-  tensor.types.param = param.dtype;
-  take_grad(lists, index, place, tensor);
-  DType first_type = DType::float32;
-  for (std::size_t k = 0; k < kStates; ++k) {
-    const Argument argument{state_roles[k], index};
-    const DeviceArray state = device_array(lists.states[k * lists.params.size() + index], argument, place);
-    require_elements(state.numel, argument, param.numel, param.numel);
-    if (state.dtype != DType::float32 && state.dtype != param.dtype) {
-      refuse_state_type(argument, state.dtype, param.dtype);
-    }
-    if (k > 0 && state.dtype != first_type) {
-      refuse_mixed_states(state_roles[0], argument);
-    }
-    first_type = state.dtype;
-    tensor.states[k] = state.data;
-  }
-  tensor.types.states_as_param = first_type != DType::float32;
-  require_apart(tensor, index, state_roles);
-  return tensor;
-}
-
 // The arguments of an update on a device.
 struct DeviceLists {
-  std::vector<multi_tensor::DeviceTensor> tensors;
-  std::vector<float*> steps;  // counters, each once
+  std::vector<UpdateItem> items;
+  std::vector<multi_tensor::DeviceTensor> tensors;  // of the items
+  std::vector<float*> steps;                        // counters, each once
 };
+
+inline multi_tensor::DeviceTensor device_tensor(const UpdateItem& item, float* step) {
+  static_assert(multi_tensor::kMaxStates == cpu::kMaxStates);
+  multi_tensor::DeviceTensor tensor{};
+  tensor.param = item.tensors.param;
+  tensor.grad = item.tensors.grad;
+  std::copy(std::begin(item.tensors.states), std::end(item.tensors.states), tensor.states);
+  tensor.step = step;
+  tensor.numel = item.numel;
+  tensor.types = {item.types.param, item.types.grad, item.types.state == cpu::StateStorage::as_param};
+  return tensor;
+}
 
 template <std::size_t kStates>
 DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
@@ -131,6 +90,7 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
     return checked;
   }
   const DevicePlace place = DevicePlace::of(lists.params[0]);
+  WrittenRanges written(steps.size());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Tensor& step = steps[i];
     if (step.numel() != 1 || step.scalar_type() != ScalarType::Float || !place.has(step)) {
@@ -139,24 +99,17 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
     }
     constexpr std::int64_t kBytes = sizeof(float);
     checked.steps.push_back(static_cast<float*>(memory_of(step, {"step", i}, kBytes, kBytes)));
-  }
-  checked.tensors.reserve(lists.params.size());
-  WrittenRanges written(lists.params.size() * (1 + kStates) + steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    written.add(checked.steps[i], sizeof(float), "step", i);
-  }
-  for (std::size_t i = 0; i < lists.params.size(); ++i) {
-    checked.tensors.push_back(checked_device_tensor(lists, i, state_roles, place));
-    multi_tensor::DeviceTensor& tensor = checked.tensors.back();
-    if (!steps.empty()) {
-      tensor.step = checked.steps[steps.size() == 1 ? 0 : i];
-    }
-    written.add(tensor.param, tensor.numel * size_bytes(tensor.types.param), "param", i);
-    for (std::size_t k = 0; k < kStates; ++k) {
-      written.add(tensor.states[k], tensor.numel * size_bytes(state_type(tensor.types)), state_roles[k], i);
-    }
+    written.add(checked.steps[i], kBytes, "step", i);
   }
   written.require_disjoint();
+  checked.items.resize(lists.params.size());
+  checked.tensors.resize(lists.params.size());
+  check_each(lists.params.size(), [&](std::size_t i) {
+    checked.items[i] = checked_item(lists, i, state_roles, false, require_device(place));
+    checked.tensors[i] =
+        device_tensor(checked.items[i], steps.empty() ? nullptr : checked.steps[steps.size() == 1 ? 0 : i]);
+  });
+  require_disjoint(checked.items, state_roles, false);
   return checked;
 }
 
@@ -166,9 +119,11 @@ void check_device_grads(const TensorLists& lists, const std::array<const char*, 
                         DeviceLists& checked) {
   lists.require_length(lists.grads, 1, "grad");
   const DevicePlace place = DevicePlace::of(lists.params[0]);
-  check_each(checked.tensors.size(), [&](std::size_t i) {
-    take_grad(lists, i, place, checked.tensors[i]);
-    require_apart(checked.tensors[i], i, state_roles);
+  check_each(checked.items.size(), [&](std::size_t i) {
+    UpdateItem& item = checked.items[i];
+    take_grad(lists, i, item, require_device(place));
+    require_apart(item, i, state_roles);
+    checked.tensors[i] = device_tensor(item, checked.tensors[i].step);
   });
 }
 

@@ -129,7 +129,7 @@ class HostOptimizer {
     CheckedList<Kernel> checked;
     checked.items.resize(lists.params.size());
     check_each(checked.items.size(), [&](std::size_t i) {
-      const UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
+      const UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic, require_host);
       checked.items[i] = {item, find_kernel(arguments.isa, item.types)};
     });
     require_disjoint(checked.items, Optimizer::kStates, arguments.zero_grads);
@@ -142,7 +142,7 @@ class HostOptimizer {
     lists.require_length(lists.grads, 1, "grad");
     check_each(checked.items.size(), [&](std::size_t i) {
       auto& item = checked.items[i];
-      take_grad(lists, i, item);
+      take_grad(lists, i, item, require_host);
       require_apart(item, i, Optimizer::kStates);
       item.kernel = find(arguments.isa, item.types);
     });

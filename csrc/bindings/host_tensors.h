@@ -163,21 +163,10 @@ inline void require_elements(std::int64_t numel, const Argument& argument, std::
   }
 }
 
-[[noreturn]] inline void refuse_state_type(const Argument& argument, DType state, DType param) {
-  refuse(argument.text() + " is of type " + dtype_name(state) + ", its parameter of type " + dtype_name(param) +
-             "; a state is of float32 or of its parameter's type.",
-         "Convert it, for example x.float().");
-}
-
-[[noreturn]] inline void refuse_mixed_states(const char* first_role, const Argument& other) {
-  refuse(std::string("The states ") + first_role + " and " + other.role + " of tensor " + std::to_string(other.index) +
-             " are of different types; they must be of one.",
-         "Convert one of them.");
-}
-
-// Sets the gradient of an item that has its parameter.
-inline void take_grad(const TensorLists& lists, std::size_t index, UpdateItem& item) {
-  const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
+// Sets the gradient of an item that has its parameter; see dense_memory() for `require_place`.
+template <class RequirePlace>
+void take_grad(const TensorLists& lists, std::size_t index, UpdateItem& item, const RequirePlace& require_place) {
+  const HostTensor grad = float_memory(lists.grads[index], {"grad", index}, require_place);
   require_elements(grad.numel, {"grad", index}, item.numel, item.numel);
   item.types.grad = grad.dtype;
   item.tensors.grad = grad.data;
@@ -185,18 +174,18 @@ inline void take_grad(const TensorLists& lists, std::size_t index, UpdateItem& i
 }
 
 // Checks one parameter's tensors; see TensorLists.
-template <std::size_t kStates>
+template <std::size_t kStates, class RequirePlace>
 UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::array<const char*, kStates>& roles,
-                        bool stochastic) {
+                        bool stochastic, const RequirePlace& require_place) {
   static_assert(kStates <= cpu::kMaxStates, "OptimizerTensors has no room for them");
   const std::size_t count = lists.params.size();
-  const HostTensor param = host_tensor(lists.params[index], {"param", index});
+  const HostTensor param = float_memory(lists.params[index], {"param", index}, require_place);
   UpdateItem item{};
   item.numel = param.numel;
   item.place = lists.places.empty() ? index : static_cast<std::uint64_t>(lists.places[index]);
   item.types = {param.dtype, param.dtype, cpu::StateStorage::float32};
   item.tensors.param = param.data;
-  take_grad(lists, index, item);
+  take_grad(lists, index, item, require_place);
   for (std::size_t k = 0; k < kStates; ++k) {
     const Tensor& tensor = lists.states[k * count + index];
     const Argument argument{roles[k], index};
@@ -208,9 +197,9 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
                "Pass uint8 tensors, or no scales.");
       }
       storage = cpu::StateStorage::blockwise_8bit;
-      state = host_memory(tensor, argument, 1);
+      state = dense_memory(tensor, argument, 1, require_place);
     } else {
-      const HostTensor values = host_tensor(tensor, argument);
+      const HostTensor values = float_memory(tensor, argument, require_place);
       state = values;
       if (stochastic && values.dtype == DType::bfloat16) {
         storage = cpu::StateStorage::stochastic_bfloat16;
@@ -220,17 +209,21 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
       } else if (values.dtype == param.dtype) {
         storage = cpu::StateStorage::as_param;
       } else if (values.dtype != DType::float32) {
-        refuse_state_type(argument, values.dtype, param.dtype);
+        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + ", its parameter of type " +
+                   dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
+               "Convert it, for example x.float().");
       }
     }
     if (k > 0 && storage != item.types.state) {
-      refuse_mixed_states(roles[0], argument);
+      refuse(std::string("The states ") + roles[0] + " and " + roles[k] + " of tensor " + std::to_string(index) +
+                 " are of different types; they must be of one.",
+             "Convert one of them.");
     }
     require_elements(state.numel, argument, param.numel, param.numel);
     item.types.state = storage;
     item.tensors.states[k] = state.data;
     if (!lists.scales.empty()) {
-      const HostTensor scale = host_tensor(lists.scales[k * count + index], {"scale", index});
+      const HostTensor scale = float_memory(lists.scales[k * count + index], {"scale", index}, require_place);
       if (scale.dtype != DType::float32) {
         refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is required.",
                "Convert it, for example x.float().");
@@ -240,7 +233,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     }
   }
   if (!lists.copies.empty()) {
-    const HostTensor copy = host_tensor(lists.copies[index], {"copy", index});
+    const HostTensor copy = float_memory(lists.copies[index], {"copy", index}, require_place);
     require_elements(copy.numel, {"copy", index}, param.numel, param.numel);
     item.tensors.copy = copy.data;
     item.tensors.copy_type = copy.dtype;

@@ -6,12 +6,11 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "bindings/host_tensors.h"
-#include "common/mutex.h"
+#include "common/registry.h"
 #include "torch_c/op_table.h"
 #include "torch_c/parallel.h"
 #include "torch_c/tensor.h"
@@ -146,8 +145,7 @@ struct PreparedList {
   }
 };
 
-// The lists of an op, whose type derives from PreparedList, and the ops that do not depend on that type. Numbers count
-// from 1 and are never used again.
+// The lists of an op, whose type derives from PreparedList, and the ops that do not depend on that type.
 template <class Prepared>
 class PreparedLists {
  public:
@@ -160,40 +158,20 @@ class PreparedLists {
     };
   }
 
-  static std::int64_t add(std::shared_ptr<Prepared> prepared) {
-    PreparedLists& all = instance();
-    const Lock lock(all.mutex_);
-    all.lists_[++all.last_] = std::move(prepared);
-    return all.last_;
-  }
+  static std::int64_t add(std::shared_ptr<Prepared> prepared) { return All::instance().add(std::move(prepared)); }
 
   static std::shared_ptr<Prepared> find(std::int64_t number) {
-    PreparedLists& all = instance();
-    const Lock lock(all.mutex_);
-    const auto found = all.lists_.find(number);
-    if (found == all.lists_.end()) {
+    auto prepared = All::instance().find(number);
+    if (prepared == nullptr) {
       refuse("Prepared list " + std::to_string(number) + " does not exist.", "Call prepare first.");
     }
-    return found->second;
+    return prepared;
   }
 
  private:
-  // Never destroyed: tensors must not be released after torch's own statics are destroyed.
-  static PreparedLists& instance() {
-    static auto* const one = new PreparedLists;
-    return *one;
-  }
+  using All = Registry<Prepared>;
 
-  static void forget(std::int64_t number) {
-    PreparedLists& all = instance();
-    std::shared_ptr<Prepared> last;  // its tensors are released after the lock
-    const Lock lock(all.mutex_);
-    const auto found = all.lists_.find(number);
-    if (found != all.lists_.end()) {
-      last = std::move(found->second);
-      all.lists_.erase(found);
-    }
-  }
+  static void forget(std::int64_t number) { All::instance().take(number); }
 
   // Returns the number of gradients that the list took, 0 if one is not on the device of its parameter; then the
   // indices of those that are not contiguous, which an update would refuse.
@@ -228,10 +206,6 @@ class PreparedLists {
     prepared->watched_grads.clear();
     prepared->lists.grads.clear();
   }
-
-  Mutex mutex_;
-  std::unordered_map<std::int64_t, std::shared_ptr<Prepared>> lists_;
-  std::int64_t last_ = 0;
 };
 
 }  // namespace accel

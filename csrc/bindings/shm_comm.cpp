@@ -16,6 +16,7 @@
 #include "bindings/python_signals.h"
 #include "bindings/tensor_checks.h"
 #include "common/mutex.h"
+#include "common/registry.h"
 #include "kernels/comm/group.h"
 #include "torch_c/op_table.h"
 #include "torch_c/ops.h"
@@ -35,44 +36,22 @@ std::atomic<std::int64_t>& forks() {
 }
 [[maybe_unused]] const int kForkIsWatched = pthread_atfork(nullptr, nullptr, [] { ++forks(); });
 
-// Never destroyed: a thread may still use one when the process ends.
-class Groups {
- public:
-  std::int64_t add(std::shared_ptr<comm::Group> group) {
-    const accel::Lock lock(mutex_);
-    groups_.emplace(++last_, Entry{std::move(group), forks()});
-    return last_;
-  }
-  std::shared_ptr<comm::Group> find(std::int64_t number) {
-    const accel::Lock lock(mutex_);
-    const auto found = groups_.find(number);
-    if (found == groups_.end()) {
-      accel::refuse("Group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
-    }
-    if (found->second.forks != forks()) {
-      accel::refuse("This process is a fork of the rank that made the group, not a rank itself.",
-                    "Make a group in the child, or start the ranks with spawn.");
-    }
-    return found->second.group;
-  }
-  void remove(std::int64_t number) {
-    const accel::Lock lock(mutex_);
-    groups_.erase(number);
-  }
-
- private:
-  struct Entry {
-    std::shared_ptr<comm::Group> group;
-    std::int64_t forks;
-  };
-  accel::Mutex mutex_;
-  std::map<std::int64_t, Entry> groups_;
-  std::int64_t last_ = 0;
+struct OpenGroup : comm::Group {
+  using Group::Group;
+  const std::int64_t forked = forks();
 };
+using Groups = accel::Registry<OpenGroup>;
 
-Groups& groups() {
-  static auto* const all = new Groups;
-  return *all;
+std::shared_ptr<OpenGroup> find(std::int64_t number) {
+  auto group = Groups::instance().find(number);
+  if (group == nullptr) {
+    accel::refuse("Group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
+  }
+  if (group->forked != forks()) {
+    accel::refuse("This process is a fork of the rank that made the group, not a rank itself.",
+                  "Make a group in the child, or start the ranks with spawn.");
+  }
+  return group;
 }
 
 std::string call_in_words(const comm::Group& group, int rank) {
@@ -166,14 +145,14 @@ std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors
                                accel::is_interrupted_by_python};
   accel::cpu::parse_isa(isa.c_str(), &settings.isa);
   int error = 0;
-  auto group = std::make_shared<comm::Group>(settings, std::vector<int>(descriptors.begin(), descriptors.end()),
+  auto group = std::make_shared<OpenGroup>(settings, std::vector<int>(descriptors.begin(), descriptors.end()),
                                              std::vector<bool>(is_here.begin(), is_here.end()), error);
-  return error != 0 ? -error : groups().add(std::move(group));
+  return error != 0 ? -error : Groups::instance().add(std::move(group));
 }
 
 void close_group(std::int64_t group) {
-  groups().find(group)->leave();
-  groups().remove(group);
+  find(group)->leave();
+  Groups::instance().take(group);
 }
 
 // The address of this rank's part of symmetric memory, or -errno. `memory`: its number, the same on all ranks. The
@@ -181,7 +160,7 @@ void close_group(std::int64_t group) {
 std::int64_t attach_symmetric(std::int64_t group, std::int64_t memory, std::int64_t size_bytes,
                               std::vector<std::int64_t> descriptors) {
   int error = 0;
-  const auto attached = groups().find(group)->add_symmetric(
+  const auto attached = find(group)->add_symmetric(
       static_cast<std::uint64_t>(memory), std::vector<int>(descriptors.begin(), descriptors.end()), size_bytes, error);
   if (attached == nullptr) {
     return -error;
@@ -204,14 +183,14 @@ void release_symmetric(std::int64_t group, std::int64_t address) {
     }
   }
   try {
-    groups().find(group)->remove_symmetric(reinterpret_cast<const void*>(address));
+    find(group)->remove_symmetric(reinterpret_cast<const void*>(address));
   } catch (const std::invalid_argument&) {
   }
 }
 
 // The reason of a group's last failure: kind, rank, ms waited.
 std::vector<std::int64_t> last_failure(std::int64_t group) {
-  const comm::Failure failure = groups().find(group)->last_failure();
+  const comm::Failure failure = find(group)->last_failure();
   return {static_cast<std::int64_t>(failure.kind), failure.rank, failure.waited_ns / 1'000'000};
 }
 
@@ -219,7 +198,7 @@ std::vector<std::int64_t> last_failure(std::int64_t group) {
 
 template <class Collective>
 void run(std::int64_t number, const Collective& collective) {
-  const auto group = groups().find(number);
+  const auto group = find(number);
   const comm::Failure failure = group->run(collective);
   if (failure.kind != comm::Failure::Kind::none) {
     throw std::runtime_error("shm_comm: " + in_words(*group, failure));
@@ -303,7 +282,7 @@ Tensor all_reduce(Tensor tensor, std::int64_t group, std::int64_t reduction) {
 void reduce_scatter(Tensor output, Tensor input, std::int64_t group, std::int64_t reduction) {
   const ReducedTensor out = reduced_tensor(output, kOutput);
   const ReducedTensor in = reduced_tensor(input, kInput);
-  require_parts(*groups().find(group), input, in, output, out);
+  require_parts(*find(group), input, in, output, out);
   const auto numbers = out.numbers(reduction);
   run(group, [&](comm::Collectives& all) { return all.reduce_scatter(in.data, out.data, numbers); });
 }
@@ -311,13 +290,13 @@ void reduce_scatter(Tensor output, Tensor input, std::int64_t group, std::int64_
 void all_gather(Tensor output, Tensor input, std::int64_t group) {
   const accel::HostMemory out = bytes_of(output, kOutput);
   const accel::HostMemory in = bytes_of(input, kInput);
-  require_parts(*groups().find(group), output, out, input, in);
+  require_parts(*find(group), output, out, input, in);
   run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes, input.dtype()); });
 }
 
 void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
   const accel::HostMemory memory = bytes_of(tensor, kTensor);
-  const auto found = groups().find(group);
+  const auto found = find(group);
   if (source < 0 || source >= found->size()) {
     accel::refuse("src is " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
                   "Pass a rank from 0 to size - 1.");

@@ -24,7 +24,7 @@ struct GroupSettings {
 
 // A rank that has locked its segment's first byte (fcntl(2), F_SETLK) is alive: the kernel releases the lock when the
 // process ends, however it ends, and a child made by fork() does not have it.
-class Group final : private Surroundings {
+class Group : private Surroundings {
  public:
   // `descriptors`: the segments of all ranks, by rank; the group owns them. `is_here`: which ranks are threads of this
   // process, whose locks it cannot see. On failure `error` is an errno, and the group must not be used.
