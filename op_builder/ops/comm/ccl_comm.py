@@ -26,9 +26,6 @@ class CCLCommModule:
     Rank 0 calls ``get_kvs_addr(0)`` and sends the result to the others, for example by a store; then all call
     :meth:`initialize`. A group is a list of ranks of the world, for which :meth:`initialize_sub_comm` was called; 0,
     None or an empty list is the world.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
     """
 
     def __init__(self, ops: Any) -> None:
@@ -47,15 +44,11 @@ class CCLCommModule:
         return list(self.ops.make_address()) if first else [0] * ADDRESS_BYTES
 
     def initialize(self, size: int, rank: int, kvs: Address, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Connect all ranks. Every rank calls it with rank 0's address.
+        """Connect all ranks; a CommunicationError if they do not connect in time.
 
         Args:
-            kvs: the address, a uint8 tensor or a list.
+            kvs: rank 0's address, a uint8 tensor or a list.
             timeout_s: the limit of a collective of the world, and of groups made later, in seconds.
-
-        Raises:
-            OpArgumentError: an argument is invalid.
-            CommunicationError: the ranks did not connect in time.
         """
         before, self._world = self._world, self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
         if before is not None:

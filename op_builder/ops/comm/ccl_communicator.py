@@ -47,11 +47,7 @@ class CCLWork:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return True when it has finished; the tensor then has its result.
 
-        Args:
-            timeout_s: in seconds; by default that of the communicator.
-
-        Raises:
-            CommunicationError: it did not finish in time, and the communicator is broken; or it failed.
+        After ``timeout_s``, by default the communicator's, it raises a CommunicationError and breaks the communicator.
         """
         with self._lock:
             limit_s = self._comm.timeout_s if timeout_s is None else timeout_s
@@ -88,8 +84,6 @@ class Communicator:
     """Ranks that communicate through oneCCL. Tensors are contiguous CPU tensors of the types that oneCCL supports.
 
     Args:
-        ops: the namespace of torch ops that the binding registered.
-        size, rank: the number of ranks, and the rank of this process.
         address: the meeting place of the ranks, the same bytes on all of them.
         timeout_s: the limit of a wait for a collective.
         watch: called several times a second during a wait; an exception in it ends the wait.

@@ -50,13 +50,7 @@ class HierarchicalCollectives:
 
     All ranks get the same result, bit for bit. 16-bit floats are summed in float32 and rounded once. A rank whose part
     fails leaves the ranks of its host, and leaves a note for those of other hosts, so that no rank waits for it. The
-    group is broken then.
-
-    Args:
-        layout: which rank is on which host.
-        inside: the collectives of this host's ranks.
-        across: the collectives of the leaders; None on other ranks.
-        note: where a rank that gives up writes the reason.
+    group is broken then. Only the hosts' first ranks have ``across``.
     """
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:

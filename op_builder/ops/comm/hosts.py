@@ -22,12 +22,8 @@ class MadeGroups:
     """How many groups of one name each rank has made on a store, this one's new one among them.
 
     A default group that is destroyed and made again is given the same store, under the same name. What the one before
-    left there, as addresses of sockets, would be believed. So each group has a part of the store by its number, which
-    is the same on all ranks as long as all make the same groups.
-
-    Attributes:
-        rank: this one, in the group.
-        store: that part.
+    left there would be believed. So each group has a part of the store, ``store``, by its number, which is the same on
+    all ranks as long as all make the same groups.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -72,12 +68,7 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks of a group are on which host.
-
-    Attributes:
-        rank: the rank of this process.
-        hosts: the ranks of each host; the hosts are ordered by their first ranks.
-    """
+    """Which ranks of a group are on which host, in the order of the hosts' first ranks; ``rank`` is this process."""
 
     rank: int
     hosts: tuple[tuple[int, ...], ...]

@@ -50,12 +50,7 @@ _GLOO_PATIENCE_S = 5.0  # how long the end of a group or of the process waits fo
 
 @dataclass(frozen=True)
 class CollectiveCounts:
-    """How often a group ran which method of :class:`torch.distributed.ProcessGroup`.
-
-    Attributes:
-        ours: collectives through shared memory, and between hosts through gloo or oneCCL.
-        gloo: calls left to gloo, because shared memory does not serve them.
-    """
+    """How often a group ran which method of :class:`torch.distributed.ProcessGroup`: itself, or by gloo."""
 
     ours: Mapping[str, int]
     gloo: Mapping[str, int]

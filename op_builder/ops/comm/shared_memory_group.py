@@ -37,15 +37,7 @@ _REMEDIES = {
 
 
 class GroupPlace(NamedTuple):
-    """The place of this process in a group, and how the ranks find each other.
-
-    Attributes:
-        size, rank: the size of the group, and the rank of this process.
-        name: for messages.
-        store: a ``torch.distributed`` store.
-        key: the group's prefix in the store.
-        timeout_s: the limit of each wait for another rank.
-    """
+    """The place of this process in a group, and how the ranks find each other: under ``key`` in a store."""
 
     size: int
     rank: int

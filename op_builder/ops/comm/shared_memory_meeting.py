@@ -80,15 +80,12 @@ class Meeting:
         """Publish a descriptor of shared memory, and open those of the other ranks.
 
         Args:
-            descriptor: borrowed; -1 if creating the memory failed. It stays open until all ranks have opened it.
-            error: why it failed. Then all ranks raise.
+            descriptor: -1 if creating the memory failed, with ``error``: then all ranks raise. Else it stays open until
+                all ranks have opened it.
 
         Returns:
             the facts of the ranks, and their descriptors, both by rank. The caller closes the descriptors of the other
             ranks; its own is ``descriptor``.
-
-        Raises:
-            SharedMemoryCommError: a rank is missing, is on another host, or has an error; or the store failed.
         """
         cpus = sorted(os.sched_getaffinity(0))
         own = RankFacts(os.getpid(), descriptor, _host(), cpus, cpu_quota_cores(HostFiles()), error)

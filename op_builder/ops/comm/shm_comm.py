@@ -15,11 +15,7 @@ from op_builder.ops.comm.store import default_store
 
 
 class ShareMemCommModule:
-    """Collectives between the ranks of one host, through shared memory.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
-    """
+    """Collectives between the ranks of one host, through shared memory."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -31,11 +27,7 @@ class ShareMemCommModule:
     def initialize(self, size: int, rank: int) -> None:
         """Make the group that :meth:`inference_all_reduce` uses. It returns when all ranks have called it.
 
-        A second call with the same values does nothing.
-
-        Raises:
-            OpArgumentError: the values are out of range, or differ from those of an earlier call.
-            SharedMemoryCommError: as for :meth:`new_group`.
+        A second call with the same values does nothing, and with others raises. Errors are those of :meth:`new_group`.
         """
         if self._default is not None:
             if (size, rank) != (self._default.size, self._default.rank):
@@ -47,14 +39,9 @@ class ShareMemCommModule:
         self._default = self.new_group(size, rank, name="default")
 
     def inference_all_reduce(self, t: torch.Tensor) -> torch.Tensor:
-        """The sum of the tensors of all ranks, as a new tensor.
+        """The sum of the tensors of all ranks, as a new tensor; raises as :meth:`SharedMemoryGroup.all_reduce`.
 
         A torch op, also inside ``torch.compile``. It has no backward.
-
-        Raises:
-            OpArgumentError: ``t`` is not a contiguous CPU tensor of float32, bfloat16, float16 or int32, or
-                :meth:`initialize` was not called.
-            SharedMemoryCommError: a rank did not take part.
         """
         if self._default is None:
             raise _uninitialized()

@@ -16,12 +16,7 @@ from op_builder.system.listener import listen
 def default_store(rank: int, timeout_s: float) -> Any:
     """The store of ``torch.distributed``'s default process group, else one at MASTER_ADDR:MASTER_PORT.
 
-    Args:
-        rank: the rank of this process if RANK is unset; rank 0 serves the store.
-
-    Raises:
-        OpArgumentError: both are missing.
-        SharedMemoryCommError: the store cannot be reached in that time.
+    If RANK is unset, this is ``rank``; rank 0 serves the store.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()

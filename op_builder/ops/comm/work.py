@@ -24,12 +24,9 @@ _JOIN_S = 5.0  # a collective notices within half a second that its group was cl
 
 
 class CollectiveWork(Work):
-    """A collective: completed when the call returned, or run later by a :class:`WorkQueue`.
+    """A collective that fills ``result``: completed, or with a queue, which later runs its function.
 
-    Args:
-        result: the tensors that it fills.
-        queue: None for a completed collective.
-        function: fills the tensors. It runs with the thread-local state of the thread that makes this object.
+    The function runs with the thread-local state of the thread that makes this object.
     """
 
     def __init__(
@@ -50,15 +47,7 @@ class CollectiveWork(Work):
         self._lock = threading.RLock()  # reentrant for signal handlers
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Return True when the tensors are filled.
-
-        Args:
-            timeout: none by default, as the collective itself has one.
-
-        Raises:
-            CommunicationError: the collective did not finish within ``timeout``.
-            AccelError, RuntimeError: the collective failed.
-        """
+        """Return True when the tensors are filled; raise its error, or after ``timeout`` a CommunicationError."""
         if not self._is_done and self._queue is not None:
             self._queue.finish(self, timeout.total_seconds() or _FOREVER)
         # A thread is about to complete the future: this one, if it is a signal handler that interrupted the collective.

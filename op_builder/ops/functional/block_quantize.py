@@ -23,9 +23,6 @@ class BlockQuantizeModule:
     block's scale is its largest magnitude divided by the largest code, 127 or 7; its codes are its elements divided
     by the scale, rounded to nearest even. The error of an element is at most half a scale, plus rounding. A block whose
     scale would be below the smallest normal float32 becomes zeros; one with a NaN or an infinity becomes NaN.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
     """
 
     def __init__(self, ops: Any) -> None:
@@ -34,7 +31,7 @@ class BlockQuantizeModule:
     def quantize_blocks(
         self, x: torch.Tensor, bits: int = 8, block_size: int = 256
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes and scales of ``x``.
+        """Codes and scales of ``x``; an OpArgumentError if an argument does not fit.
 
         Args:
             x: float32, bfloat16 or float16, of any shape.
@@ -44,9 +41,6 @@ class BlockQuantizeModule:
         Returns:
             Codes and scales on x's device. Codes are one int8 for each element, or one uint8 for two, the first
             in the low half and each as a two's complement; scales one float32 for each block.
-
-        Raises:
-            OpArgumentError: an argument does not fit.
         """
         bits, block_size = _bits(bits), _block_size(block_size)
         require_plain("x", x)
@@ -72,9 +66,6 @@ class BlockQuantizeModule:
             shape: the shape of the quantized tensor.
             dtype: float32, bfloat16 or float16.
             block_size: the block size of the quantization.
-
-        Raises:
-            OpArgumentError: an argument does not fit.
         """
         require_plain("codes", codes)
         require_plain("scales", scales)

@@ -14,30 +14,20 @@ _BIT_ORDERS = ("little", "big")
 
 
 class PackBitsModule:
-    """Bytes to bits and back, in the order of :func:`numpy.packbits`.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
-    """
+    """Bytes to bits and back as :func:`numpy.packbits`; an OpArgumentError if an argument does not fit."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
 
     def packbits(self, x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-        """Pack the elements of the last dimension, each to one bit: 1 where it is not 0.
-
-        Equals ``numpy.packbits(x, axis=-1, bitorder=bitorder)``: eight elements per byte, with zeros at the end of a
-        row's last byte.
+        """Pack the elements of the last dimension, each to one bit: ``numpy.packbits(x, axis=-1, bitorder=bitorder)``.
 
         Args:
-            x: uint8 or bool, of shape (..., n), with at least one dimension.
+            x: uint8 or bool, of shape (..., n), with at least one dimension. Elements other than 0 are ones.
             bitorder: ``big``: a byte's first element is its highest bit; ``little``: its lowest.
 
         Returns:
-            A uint8 tensor of shape (..., (n + 7) // 8) on x's device.
-
-        Raises:
-            OpArgumentError: an argument does not fit.
+            A uint8 tensor of shape (..., (n + 7) // 8) on x's device, with zeros at the end of a row's last byte.
         """
         big = _is_big(bitorder)
         require_plain("x", x)
@@ -58,9 +48,6 @@ class PackBitsModule:
 
         Returns:
             A uint8 tensor of zeros and ones, of shape (..., count), on packed's device.
-
-        Raises:
-            OpArgumentError: an argument does not fit.
         """
         big = _is_big(bitorder)
         require_plain("packed", packed)

@@ -12,11 +12,7 @@ from op_builder.ops.functional.device_tensors import call, require_plain
 
 
 class RMSNormModule:
-    """Root mean square normalisation (Zhang & Sennrich, 2019, arXiv:1910.07467), for inference: it has no backward.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
-    """
+    """Root mean square normalisation (Zhang & Sennrich, 2019, arXiv:1910.07467), for inference: it has no backward."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -30,18 +26,14 @@ class RMSNormModule:
     ) -> torch.Tensor:
         """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, in float32, rounded once to x's type.
 
+        An OpArgumentError, with nothing written, if an argument does not fit.
+
         Args:
             x: float32, bfloat16 or float16, of shape (..., n).
             weight: of shape (n,), of x's type or float32.
             eps: added to the mean of the squares.
             residual: contiguous, of x's shape and type. Replaced in place by ``x + residual``, rounded to its type,
                 which is then normalised.
-
-        Returns:
-            A tensor like x.
-
-        Raises:
-            OpArgumentError: an argument does not fit; nothing was written.
         """
         require_plain("x", x)
         require_plain("weight", weight)

@@ -36,11 +36,7 @@ REMEDIES = {
 
 
 class Operation(NamedTuple):
-    """An operation in flight; keeps its memory alive.
-
-    Attributes:
-        memory: a tensor of its own on the caller's storage, as ``x.data = ...`` takes that from the caller's tensor.
-    """
+    """An operation in flight; ``memory`` has a reference of its own to the caller's storage, and keeps it alive."""
 
     memory: torch.Tensor
     filename: File
@@ -112,14 +108,7 @@ def checked_file(filename: object) -> File:
 
 
 def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
-    """The address of the tensor's elements.
-
-    Args:
-        role: its name in error messages.
-
-    Raises:
-        OpArgumentError: it is not a contiguous CPU tensor, its memory is not all of it, or was freed.
-    """
+    """The address of a tensor's elements; an OpArgumentError unless it is contiguous, in host memory and not freed."""
     if not isinstance(buffer, torch.Tensor):
         raise OpArgumentError(f"{role} is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
     if buffer.is_nested:

@@ -25,14 +25,7 @@ PIECE_BYTES = 32 << 20
 
 
 class Handles:
-    """Handles of ``async_io``; concurrent transfers have one each.
-
-    Args:
-        settings: of the handles.
-
-    Raises:
-        OpArgumentError: a handle does not take them.
-    """
+    """Handles of ``async_io`` with these settings, or an OpArgumentError; concurrent transfers have one each."""
 
     def __init__(self, settings: Mapping[str, Any] = DEFAULT_SETTINGS) -> None:
         unknown = [name for name in settings if name not in HandleSettings._fields]

@@ -55,11 +55,7 @@ _blocks: dict[int, _Block] = {}
 
 
 class LockedTensors:
-    """The functions on locked tensors that ``async_io`` and ``pin_memory`` share.
-
-    Args:
-        ops: the namespace of torch ops of ``csrc/bindings/locked_pages.h``.
-    """
+    """The functions on locked tensors that ``async_io`` and ``pin_memory`` share."""
 
     _has_warned = False
 

@@ -90,12 +90,9 @@ def load_safetensors(
 
 
 class _Run:
-    """Neighbours in a file, and memory for them.
+    """Neighbours in a file, whose bytes are from ``begin`` to ``end``, and memory for them.
 
     The memory has the place in its page that the bytes have in the file, so that they can go there directly.
-
-    Attributes:
-        begin, end: where the bytes are in the file.
     """
 
     def __init__(self, entries: list[Entry], data_begin: int) -> None:
@@ -157,11 +154,7 @@ def _together(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 class _Reader:
-    """Reads parts of a file, from several threads.
-
-    Attributes:
-        refusal: why it is done without the op; None while the op works or was not needed.
-    """
+    """Reads parts of a file, from several threads; ``refusal`` is why it does so without the op, if it does."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor

@@ -86,14 +86,9 @@ def header_bytes(length: bytes, file_bytes: int) -> int:
 
 
 def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[Entry], dict[str, str]]:
-    """The tensors that a header describes, in the order of their bytes, and its texts.
+    """The tensors that a header describes, in the order of their bytes, and its texts; a RecordError if it is invalid.
 
-    Args:
-        header: without its length.
-        data_bytes: how many bytes follow it.
-
-    Raises:
-        RecordError: it is not a valid header of such a file; the message says why.
+    ``header`` comes without its length; ``data_bytes`` follow it.
     """
     if not header.startswith(b"{"):
         raise RecordError("its header is not a JSON object")
@@ -119,11 +114,7 @@ def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[En
 
 
 def encoded(members: dict[str, Any], size: int) -> bytes:
-    """The first ``size`` bytes of a file, with blanks behind the header.
-
-    Args:
-        members: of the header, which must fit.
-    """
+    """The first ``size`` bytes of a file, with blanks behind the header, whose ``members`` must fit."""
     header_size = size - LENGTH_BYTES
     return header_size.to_bytes(LENGTH_BYTES, "little") + json.dumps(members).encode().ljust(header_size)
 

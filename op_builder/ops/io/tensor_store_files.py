@@ -38,11 +38,7 @@ _GENERATED = re.compile(rf"\.[^@]+@\d+@[0-9a-f]{{16}}{re.escape(_PARTIAL)}")
 class StoreFiles:
     """The files of one directory, which is created if it is missing.
 
-    Args:
-        is_durable: whether published files outlive a power cut.
-
-    Raises:
-        StorageError: the directory cannot be created or read.
+    With ``is_durable`` published files outlive a power cut.
     """
 
     def __init__(self, directory: Path, *, is_durable: bool) -> None:

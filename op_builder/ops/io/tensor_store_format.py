@@ -63,14 +63,9 @@ def encoded_header(name: str, info: TensorInfo) -> bytes:
 
 
 def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
-    """The tensor that the first bytes of a file describe.
+    """The tensor that the first bytes of a file describe; a RecordError says why they do not.
 
-    Args:
-        header: the first ``HEADER_BYTES``, fewer of a shorter file.
-        file_bytes: the file's length.
-
-    Raises:
-        RecordError: it is not an intact file of a tensor; the message says why.
+    ``header`` is the first ``HEADER_BYTES``, or all of a shorter file; ``file_bytes`` is the file's length.
     """
     if len(header) < HEADER_BYTES or int.from_bytes(header[:LENGTH_BYTES], "little") != HEADER_BYTES - LENGTH_BYTES:
         raise RecordError(_FOREIGN)

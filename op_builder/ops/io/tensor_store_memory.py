@@ -20,10 +20,7 @@ _MAPPED_FROM_BYTES = 1 << 20
 def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
     """A tensor's bytes as a uint8 vector in host memory, and its description, still without a checksum.
 
-    The vector is a copy unless the tensor is contiguous in host memory.
-
-    Raises:
-        OpArgumentError: its bytes cannot be stored, or are not all of it.
+    The vector is a copy unless the tensor is contiguous in host memory. An OpArgumentError says what cannot be stored.
     """
     if not isinstance(tensor, torch.Tensor):
         raise OpArgumentError(f"A {type(tensor).__name__} is not a tensor.", "Pass a torch.Tensor.")

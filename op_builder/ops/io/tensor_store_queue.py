@@ -70,14 +70,11 @@ class _Task(Future[T]):
 
 
 class StoreQueue:
-    """Threads that work in the background; they end when there is nothing to do.
+    """At most ``threads`` threads that work in the background; they end when there is nothing to do.
 
     A task gets a thread when it is the first in line for its name, so no thread waits for another. Callbacks of a
     future run in the thread that did the work. That thread no longer counts as one of ``threads`` then and another
     takes its place, so callbacks may use the store and wait for it.
-
-    Args:
-        threads: most threads that work at a time.
     """
 
     _lines: dict[str, deque[_Task[Any]]]

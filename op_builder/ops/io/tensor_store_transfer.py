@@ -25,11 +25,7 @@ _SMALL_BYTES = 64 << 10  # written through the page cache: preparing a direct wr
 
 @dataclass(frozen=True)
 class StoreCounters:
-    """Counters of a store's transfers.
-
-    Attributes:
-        read_s, written_s: seconds that this took, in all threads together.
-    """
+    """Counters of a store's transfers; seconds are those of all threads together."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -38,14 +34,7 @@ class StoreCounters:
 
 
 class Transfers:
-    """Reads and writes the bodies of files; concurrent transfers have a handle each.
-
-    Args:
-        settings: of the handles.
-
-    Raises:
-        OpArgumentError: a handle does not take them.
-    """
+    """Reads and writes the bodies of files; concurrent transfers have a handle each."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._handles = Handles(settings)
@@ -54,14 +43,9 @@ class Transfers:
         self.counters = StoreCounters()
 
     def transfer(self, descriptor: int, path: Path, body: torch.Tensor, progress: Progress | None, action: str) -> str:
-        """Write the uint8 vector ``body`` behind a file's header, or fill it from there.
+        """Write the uint8 vector ``body`` behind a file's header, or fill it from there; returns its checksum.
 
-        Args:
-            path: the file's name in error messages.
-            action: ``Saving`` or ``Loading``.
-
-        Returns:
-            the body's checksum.
+        ``action`` is ``Saving`` or ``Loading``; ``path`` is the file's name in error messages.
         """
         is_write = action == "Saving"
         checksum = xxhash.xxh3_64()

@@ -69,7 +69,7 @@ class FusedOp(NativeOp):
     def update_list(
         self, tensors: TensorLists, options: Sequence[float], step: int | Tensors, control: Control | None = None
     ) -> None:
-        """Update all parameters and their states in place.
+        """Update all parameters and their states in place; an OpArgumentError changes nothing.
 
         Under torch.compile step and learning rate may change without another graph; the rate is rounded to float32.
 
@@ -78,9 +78,6 @@ class FusedOp(NativeOp):
             options: as in ``self.options``; their values are not checked.
             step: the number of this update, from 1; or the number of updates done so far, tensors of one float32
                 on the same device, one for each parameter or one for all, which advance unless the update is skipped.
-
-        Raises:
-            OpArgumentError: a tensor or the step does not fit; no tensor was changed.
         """
         steps: Tensors = () if isinstance(step, int) else step
         number = step_number(step) if isinstance(step, int) else 1

@@ -38,7 +38,7 @@ class HostOp(NativeOp):
     def update_list(
         self, tensors: TensorLists, step: int, options: Sequence[float], settings: Pass | None = None
     ) -> None:
-        """Update all parameters and their states in place.
+        """Update all parameters and their states in place; an OpArgumentError changes nothing.
 
         Under torch.compile step, options and ``grad_scale`` may change without another graph, and be tensors of one
         element on the CPU, read when the graph runs; a value out of range is a ValueError then.
@@ -47,9 +47,6 @@ class HostOp(NativeOp):
             tensors: no tensor may appear twice.
             step: the number of this update, from 1.
             options: as in ``self.options``; their values are not checked.
-
-        Raises:
-            OpArgumentError: a tensor or the step does not fit; no tensor was changed.
         """
         settings = settings or Pass()
         roles = self._roles(tensors)
@@ -74,11 +71,7 @@ class HostOp(NativeOp):
         return (list(options), *settings.positional(), self.isa)
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:
-        """The Euclidean norm of all elements together, added up in float64; inf or NaN if one is.
-
-        Raises:
-            OpArgumentError: a tensor is not a contiguous CPU tensor of float32, bfloat16 or float16.
-        """
+        """The Euclidean norm of all elements together, added up in float64; inf or NaN if one is."""
         total = torch.zeros(1, dtype=torch.float64, device="cpu")
         self._call(self.ops.sum_of_squares.default, {"tensor": tensors}, tensors, total, self.isa)
         return math.sqrt(total.item())

@@ -68,11 +68,9 @@ class HostOptimizer(NativeOptimizer):
     _hooks: list[Any]  # of in_backward
 
     def __init__(self, params: Iterable[Any], settings: HostSettings, **options: Any) -> None:
-        """
-        Args:
-            params: parameters, or dicts of parameters and options.
-            settings: see :class:`HostSettings`.
-            options: the groups' defaults.
+        """Args:
+        settings: see :class:`HostSettings`.
+        options: the groups' defaults.
         """
         unknown = settings.keys() - HostSettings.__annotations__.keys()
         if unknown:

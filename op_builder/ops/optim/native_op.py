@@ -76,11 +76,9 @@ class Declaration(NamedTuple):
 def make_function(
     name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[[dict[str, Any]], None]
 ) -> Callable[..., None]:
-    """Make a function whose parameters may be given by position or name.
+    """Make a function whose ``parameters`` (defaults by name; REQUIRED for none) may be given by position or name.
 
-    Args:
-        parameters: defaults by name, in order; REQUIRED for none.
-        body: called with the value of each parameter by name.
+    It calls ``body`` with the value of each.
     """
 
     def function(*arguments: Any, **keywords: Any) -> None:
@@ -103,14 +101,9 @@ def make_function(
 
 
 class NativeOp:
-    """Base of :class:`HostOp` and :class:`FusedOp`.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
+    """Base of :class:`HostOp` and :class:`FusedOp`, on the namespace of torch ops that the binding registered.
 
     Attributes:
-        ops: the namespace.
-        declaration: the optimizer's states and options.
         options: the numbers that every update takes, in their order.
         states: the names of the optimizer's states.
         isa: the CPU instruction set in use, fixed when the object is made (``ACCEL_CPU_ISA`` caps it).
@@ -131,13 +124,11 @@ class NativeOp:
     def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
         """Keep tensors of one device for many updates, each of which then costs 0.1 microseconds per tensor.
 
+        Only devices and the lists' lengths are checked here. The updates check everything else.
+
         Args:
             steps: the number of updates done so far of each parameter, which every update advances: tensors of one
                 float32 on its device; on the CPU also of one float64 or int64.
-
-        Raises:
-            OpArgumentError: one is not a dense tensor on a device of this op, or a list is not as long as the
-                parameters' list. The updates check everything else.
         """
         roles = {**self._roles(tensors), "step": steps}
         if any(hasattr(param, "fake_mode") for param in tensors.params):
@@ -228,10 +219,6 @@ class PreparedList:
     It keeps the tensors alive and checks them in every update: a tensor whose memory, length or type was changed in
     place is updated as it is then. It does not notice that a tensor was replaced by another: prepare a new list, or
     call :meth:`replace_grads`.
-
-    Args:
-        op: the native op.
-        number: the op's number for the list; 0 for an empty one.
     """
 
     def __init__(self, op: NativeOp, number: int, tensors: TensorLists) -> None:
@@ -247,15 +234,12 @@ class PreparedList:
 
     @untraced
     def update(self, options: Sequence[float], settings: Any) -> None:
-        """Update all parameters and states in place and advance their steps.
+        """Update all parameters and states in place and advance their steps; an OpArgumentError changes nothing.
 
         Args:
             options: as in the op's ``options``.
             settings: a :class:`~op_builder.ops.optim.tensor_lists.Pass` for an optimizer on host tensors, a
                 :class:`~op_builder.ops.optim.fused_op.Control` for a fused one.
-
-        Raises:
-            OpArgumentError: a tensor no longer fits, or a step is not a whole number; nothing was changed.
         """
         if not self._number:
             return
@@ -270,14 +254,10 @@ class PreparedList:
 
     @untraced
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
-        """Use other gradients from the next update on.
+        """Use other gradients from the next update on, which checks them.
 
         Returns:
             The indices of those that are not contiguous, which an update would reject.
-
-        Raises:
-            OpArgumentError: one is not a tensor or not on the device of its parameter, or their number is not that of
-                the parameters. The updates check everything else.
         """
         if len(grads) != self._count:
             raise OpArgumentError(

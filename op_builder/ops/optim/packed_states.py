@@ -49,15 +49,12 @@ def saved_values(state: str, saved: Mapping[str, Any], non_negative: bool) -> to
 
 
 def decoded(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
-    """The values of an 8-bit state.
+    """The values of an 8-bit state, as float32.
 
     Args:
         codes: uint8, of any shape.
         scales: float32, one for each 256 elements begun.
         non_negative: whether the state has no sign.
-
-    Returns:
-        float32, of the shape of ``codes``.
     """
     codes, scales = codes.detach().cpu(), scales.detach().cpu()
     values = torch.empty(codes.shape, dtype=torch.float32, device="cpu")
@@ -67,14 +64,7 @@ def decoded(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> to
 
 
 def encoded(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A state's values as codes and scales, rounded to nearest.
-
-    Args:
-        values: of any shape and floating type.
-
-    Returns:
-        uint8 codes of the same shape, and float32 scales.
-    """
+    """The uint8 codes, of the same shape, and float32 scales of a floating-point tensor, rounded to nearest."""
     codes = torch.empty(values.shape, dtype=torch.uint8, device="cpu")
     scales = torch.empty(-(-values.numel() // QUANT_BLOCK), dtype=torch.float32, device="cpu")
     for at, (value, code) in _pieces(values.detach().reshape(-1), codes.view(-1)):

@@ -154,14 +154,9 @@ class PreparedGroups:
         *,
         writes_grads: bool = False,
     ) -> list[Batch]:
-        """The lists for this step, of the parameters that have a gradient.
+        """The lists for this step, of the parameters that have a gradient; an OpArgumentError leaves all unchanged.
 
-        Args:
-            owner: the optimizer; not kept, so that it is freed with the last reference to it.
-            writes_grads: whether the step writes gradients, so that no two may share memory.
-
-        Raises:
-            OpArgumentError: a gradient or a state does not fit; nothing was changed.
+        ``owner`` is the optimizer, which is not kept. With ``writes_grads`` no two gradients may share memory.
         """
         grads = [list(map(_grad_of, group["params"])) for group in groups]
         batches = self._batches

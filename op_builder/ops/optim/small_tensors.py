@@ -28,12 +28,7 @@ class SmallTensors:
         self._arrays = _Chunks(_ALIGNMENT)
 
     def copy(self, source: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A contiguous copy in host memory, of ``source``'s shape.
-
-        Args:
-            source: a dense tensor on any device.
-            dtype: the copy's type; None for that of ``source``.
-        """
+        """A contiguous copy of a dense tensor in host memory; ``dtype`` is by default that of ``source``."""
         dtype = source.dtype if dtype is None else dtype
         nbytes = source.numel() * dtype.itemsize
         if not 0 < nbytes <= LARGEST_BYTES:

@@ -72,14 +72,7 @@ class TensorLists(NamedTuple):
 
 
 def roles_of(tensors: TensorLists, names: Sequence[str]) -> dict[str, Sequence[torch.Tensor]]:
-    """The lists of an update under the names that messages use.
-
-    Args:
-        names: the names of the states.
-
-    Raises:
-        OpArgumentError: ``tensors`` is of another type, or its lists do not fit together.
-    """
+    """The lists under the names that messages use; raises an OpArgumentError if they do not fit together."""
     if not isinstance(tensors, TensorLists):
         raise OpArgumentError(
             f"tensors is of type {type(tensors).__name__}.",
