@@ -74,7 +74,7 @@ class NativeStates(Optimizer):
 
     def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
         """A copy of a step counter as the op takes it; raises an OpArgumentError if it is not a number."""
-        if not isinstance(step, torch.Tensor):
+        if not isinstance(step, torch.Tensor) or step.numel() != 1:
             step = torch.tensor(step_count("A loaded state", step), dtype=torch.float32, device="cpu")
         return self._place(step.reshape(()), param, torch.float32)
 

@@ -199,7 +199,7 @@ def test_a_lazy_negation_is_refused_as_a_state(optimizer: type[Any]) -> None:
     made.state[params[0]][name] = torch._neg_view(made.state[params[0]][name])
     before = [param.detach().clone() for param in params]
     set_grads(params, 3)
-    with pytest.raises(OpArgumentError, match=f"{name} of parameter 0 of group 0 .* is a lazy negation"):
+    with pytest.raises(OpArgumentError, match=r"of parameter 0 of group 0 .* is a lazy negation"):
         made.step()
     assert_equal(params, before)
 
