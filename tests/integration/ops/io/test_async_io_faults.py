@@ -460,7 +460,6 @@ def test_threads_without_a_queue_leave_the_work_to_others(faulty_calls: Path, tm
     assert f"engines {engine} threads" in output  # the second handle found no queue left at all
 
 
-@pytest.mark.usefixtures("async_io")
 def test_queues_leave_descriptors_for_files(tmp_path: Path) -> None:
     output = run_python(
         f"""

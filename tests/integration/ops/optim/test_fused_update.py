@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder import cpu, env
+from op_builder import env
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.system.cpu_isa import supported_isas
 from tests.support.fused_cases import CHUNK, amsgrad_lists_of, assert_same
@@ -24,6 +24,7 @@ from tests.support.optimizer_reference import (
     as_lists,
     assert_same_bits,
     load,
+    load_fused,
     make_tensors,
     threads,
 )
@@ -33,10 +34,6 @@ NOOP = torch.zeros(1, dtype=torch.int32)
 SKIP = torch.ones(1, dtype=torch.int32)
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
-
-
-def load_fused(kind: Kind) -> FusedOp:
-    return getattr(cpu, f"Fused{kind.name.capitalize()}Builder")().load()
 
 
 def make_cases(kind: Kind, offset: int = 0) -> list[Tensors]:
