@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from op_builder.errors import CommunicationError, OpArgumentError
+from tests.support import distributed_programs
 from tests.support.distributed_programs import start, stop
 
 DOUBLE = torch.float64
@@ -124,20 +125,11 @@ MISMATCHES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: dist.all_gather([torch.zeros(0)] * 2, torch.zeros(0)),
         lambda: dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.ones(2)),
     ),
-    "empty broadcast": (lambda: dist.broadcast(torch.zeros(0), 0), lambda: dist.broadcast(torch.zeros(3), 0)),
-    "empty scatter": (
-        lambda: dist.reduce_scatter_tensor(torch.zeros(0), torch.zeros(0)),
-        lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(4)),
-    ),
     "no tensors": (
         lambda: dist.group.WORLD.allreduce_coalesced([]).wait(),  # type: ignore[union-attr]
         lambda: dist.group.WORLD.allreduce_coalesced([torch.ones(2)]).wait(),  # type: ignore[union-attr]
     ),
     "type": (lambda: dist.all_reduce(torch.ones(3)), lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE))),
-    "type by gloo": (
-        lambda: dist.all_reduce(torch.ones(3, dtype=torch.int64)),
-        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
-    ),
     "type of moved": (
         lambda: dist.broadcast(torch.ones(3), 0),
         lambda: dist.broadcast(torch.ones(3, dtype=torch.int32), 0),
@@ -145,10 +137,6 @@ MISMATCHES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "operation": (
         lambda: dist.all_reduce(torch.ones(3)),
         lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT),
-    ),
-    "operation by gloo": (
-        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
-        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE), dist.ReduceOp.MAX),
     ),
     "size by gloo": (
         lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
@@ -163,12 +151,15 @@ MISMATCHES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: dist.all_to_all_single(torch.zeros(2), torch.ones(2)),
         lambda: dist.all_reduce(torch.ones(2), async_op=True).wait(),
     ),
-    "barrier": (dist.barrier, lambda: dist.all_reduce(torch.ones(2, dtype=DOUBLE), async_op=True).wait()),
     "new group": (
         lambda: dist.barrier(dist.new_group([0, 1])),
         lambda: dist.all_reduce(torch.ones(2), group=dist.new_group([0, 1])),
     ),
 }
+
+
+def several(rank: int, size: int, directory: str, names: list[str]) -> dict[str, Any]:
+    return distributed_programs.several(rank, size, directory, names, globals())
 
 
 def mismatches(rank: int, size: int, directory: str, name: str = "") -> dict[str, str]:
@@ -274,19 +265,11 @@ def thread_state(rank: int, size: int, directory: str) -> bool:
         assert parts[1].tolist() == [1] * 4
 
     for dtype in (torch.float32, DOUBLE):
-        for make in (
-            torch.no_grad,
-            torch.enable_grad,
-            torch.inference_mode,
-            lambda: torch.device("meta"),
-            lambda: torch.autocast("cpu", torch.bfloat16),
-        ):
-            with make():  # type: ignore[attr-defined]
+        for mode in (torch.inference_mode(), torch.device("meta"), torch.autocast("cpu", torch.bfloat16)):
+            with mode:
                 run_all(dtype)
-    torch.set_default_device("meta")
     torch.set_default_dtype(torch.bfloat16)
     run_all(torch.float32)
-    torch.set_default_device("cpu")
     torch.set_default_dtype(torch.float32)
     stop()
     return True

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from op_builder import cpu, env
+from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
@@ -280,6 +281,11 @@ def load(kind: Kind, isa: str | None = None) -> HostOp:
         return module
     with env.scope(ACCEL_CPU_ISA=isa):
         return type(module)(module.ops)
+
+
+def load_fused(kind: Kind) -> FusedOp:
+    """The fused op of the same formula, for the CPU."""
+    return getattr(cpu, f"Fused{kind.name.capitalize()}Builder")().load()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 // To be preloaded: system calls fail as the environment says.
 //
-// FAULTY_PERIOD=n     every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate only with EINTR
+// FAULTY_PERIOD=n     the first and every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate and
+//                     posix_fallocate only with EINTR
 // FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
 //                     transfers (of io_uring and libaio), commands (the same, but calls that start nothing succeed):
@@ -74,6 +75,10 @@ int fallocate(int descriptor, int mode, off_t offset, off_t size) {
 int fallocate64(int descriptor, int mode, off_t offset, off_t size) {
   return allocate("fallocate64", descriptor, mode, offset, size);
 }
+int posix_fallocate(int descriptor, off_t offset, off_t size) {
+  return fault() != 0 ? EINTR : real<int (*)(int, off_t, off_t)>("posix_fallocate")(descriptor, offset, size);
+}
+int posix_fallocate64(int descriptor, off_t offset, off_t size) { return posix_fallocate(descriptor, offset, size); }
 
 ssize_t pread(int descriptor, void* memory, size_t size, off_t offset) {
   return transfer<void*>("pread", descriptor, memory, size, offset);

@@ -61,8 +61,8 @@ def test_rollback_restores_within_the_bound(adam, options):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("options", [Options(), Options(weight_decay=0), Options(lr=5, weight_decay=0.19)], ids=str)
-def test_rollback_of_halves_restores_within_their_rounding(adam, types, options):
+def test_rollback_of_halves_restores_within_their_rounding(adam, types):
+    options = Options()
     before = random_tensors(1000, *types, seed=7)
     after = before.clone()
     adam.adam_update(ADAMW, *options.positional(), *after)
