@@ -272,7 +272,7 @@ def convert_state(_param: torch.nn.Parameter, entry: dict[str, Any]) -> None:
         (make_strided, "not a contiguous dense tensor"),
         (make_double, "of type torch.float64"),
         (free, "it was freed or shrunk"),
-        (convert_state, "of type torch.float64 on cpu; torch.float32 on cpu is required"),
+        (convert_state, "is of type Double"),
     ],
 )
 def test_an_error_of_a_step_names_group_position_and_shape(optimizer: type[Any], spoil: Any, text: str) -> None:
