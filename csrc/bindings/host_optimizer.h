@@ -28,16 +28,16 @@ namespace accel {
 // The squares of gradients are added up in pieces of this length, whatever the number of threads.
 constexpr std::int64_t kNormElements = 1 << 16;
 
-// The sum of the squares of all elements; the same for any number of threads.
-inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa isa) {
+// The sum of the squares of all elements of gradients; the same for any number of threads.
+inline double sum_of_squares(const Tensors& grads, cpu::Isa isa) {
   struct Piece {
     const char* data;
     std::int64_t count;
     cpu::SumOfSquares sum;
   };
   std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const HostTensor tensor = host_tensor(tensors[i], {role, i});
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const HostTensor tensor = host_tensor(grads[i], {"grad", i});
     const cpu::SumOfSquares sum = cpu::find_sum_of_squares(isa, tensor.dtype);
     for (std::int64_t at = 0; at < tensor.numel; at += kNormElements) {
       const std::int64_t count = tensor.numel - at < kNormElements ? tensor.numel - at : kNormElements;
@@ -85,7 +85,6 @@ class HostOptimizer {
           "Tensor(e!)[] copies, Tensor numbers, bool zero_grads, bool stochastic, int seed, str isa, "
           "int[] places=[]) -> ()",
           ACCEL_BOX_TRACED(&update_by_numbers)},
-         {"sum_of_squares(Tensor[] tensors, Tensor(a!) sum, str isa) -> ()", ACCEL_BOX_TRACED(&sum_of_squares_op)},
          {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
           "Tensor[] steps, int[] places=[]) -> int",
           ACCEL_BOX_TRACED(&prepare)},
@@ -255,14 +254,6 @@ class HostOptimizer {
            seed, std::move(isa), std::move(places));
   }
 
-  static void sum_of_squares_op(Tensors tensors, Tensor sum, std::string isa) {
-    if (sum.scalar_type() != ScalarType::Double || sum.numel() != 1) {
-      refuse("sum is not a tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
-    }
-    *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) =
-        sum_of_squares(tensors, "tensor", checked_isa(isa));
-  }
-
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
                               Tensors steps, std::vector<std::int64_t> places) {
     auto prepared = std::make_shared<Prepared>();
@@ -286,7 +277,7 @@ class HostOptimizer {
   }
 
   static double grad_sum_of_squares(std::int64_t list, std::string isa) {
-    return sum_of_squares(Lists::find(list)->lists.grads, "grad", checked_isa(isa));
+    return sum_of_squares(Lists::find(list)->lists.grads, checked_isa(isa));
   }
 };
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -69,12 +68,6 @@ class HostOp(NativeOp):
     def prepared_arguments(self, options: Sequence[float], settings: Pass, device: torch.device) -> tuple[Any, ...]:  # noqa: ARG002
         """The arguments of ``update_prepared`` after the list's number."""
         return (list(options), *settings.positional(), self.isa)
-
-    def norm(self, tensors: Sequence[torch.Tensor]) -> float:
-        """The Euclidean norm of all elements together, added up in float64; inf or NaN if one is."""
-        total = torch.zeros(1, dtype=torch.float64, device="cpu")
-        self._call(self.ops.sum_of_squares.default, {"tensor": tensors}, tensors, total, self.isa)
-        return math.sqrt(total.item())
 
     def _roles(self, tensors: TensorLists) -> dict[str, Sequence[torch.Tensor]]:
         return roles_of(tensors, self.states)

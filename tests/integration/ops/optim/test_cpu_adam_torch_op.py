@@ -61,12 +61,6 @@ def test_opcheck_of_the_rollback(cpu_adam):
     torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
 
 
-def test_opcheck_of_the_sum_of_squares(cpu_adam):
-    tensors = [torch.ones(17), torch.ones(0, dtype=torch.float16), torch.ones(300, dtype=torch.bfloat16)]
-    total = torch.zeros(1, dtype=torch.float64)
-    torch.library.opcheck(cpu_adam.ops.sum_of_squares.default, (tensors, total, cpu_adam.isa))
-
-
 # The ops of prepared lists work on tensors that only the native side knows. Tracing cannot see those, so
 # test_aot_dispatch_*, which compares a traced run with an eager one, does not apply: a number that
 # `prepare` gave while tracing would name no list later. (A compiled function calls them outside its
@@ -94,7 +88,6 @@ def test_opcheck_of_replacing_gradients(cpu_adam):
     [
         ("update", ["params", "grads", "states", "scales", "copies"]),
         ("rollback", ["params", "states"]),
-        ("sum_of_squares", ["sum"]),
     ],
 )
 def test_ops_return_nothing_and_mark_what_they_change(cpu_adam, name, expected):
