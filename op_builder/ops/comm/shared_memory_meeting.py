@@ -8,7 +8,6 @@ the same user. So a killed process leaves no file behind, and no other user can 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Sequence
@@ -205,6 +204,8 @@ def shared_segments(
     try:
         descriptor = _segment(ops, size_bytes, meeting.size)
         if is_locked:  # until this process ends: the others check it
+            import fcntl  # not at the top: Windows has none
+
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except SharedMemorySpaceError as error:
         failure = error

@@ -26,7 +26,7 @@ from op_builder import Binding, CPUOpBuilder, cpp_extension, env
 from op_builder.cpp_extension import load, load_inline
 from op_builder.errors import AccelError, CompileError, LoadError, SourceNotFoundError
 from op_builder.integrations import torch_extensions
-from tests.support.compilers import program
+from tests.support.compilers import program, require_program
 from tests.support.foreign_package import ROOT
 
 MODULE = """
@@ -60,7 +60,10 @@ def test_a_source_is_relative_to_the_current_directory_and_may_be_a_text(suffix:
     assert load("m", f" {source}\n", extra_cflags="-DVALUE=3 -O0").value() == 3
 
 
-def test_sources_of_three_languages_are_linked() -> None:
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_sources_of_three_languages_are_linked(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_program(compiler)
+    monkeypatch.setenv("CXX", compiler)
     names = ("plain", "assembled", "raw")
     answer = "movl $2, %eax" if platform.machine() == "x86_64" else "mov w0, #2"
     sources = [
@@ -71,7 +74,10 @@ def test_sources_of_three_languages_are_linked() -> None:
             "#define NAME assembled\n.globl NAME\n.text\nNAME:\n#ifdef __x86_64__\n    movl $6, %eax\n#else\n"
             '    mov w0, #6\n#endif\n    ret\n.section .note.GNU-stack,"",%progbits\n',
         ),
-        write("raw.s", f'.globl raw\n.text\nraw:\n    {answer}\n    ret\n.section .note.GNU-stack,"",%progbits\n'),
+        write(
+            "raw.s",
+            f'# no directive\n.globl raw\n.text\nraw:\n    {answer}\n    ret\n.section .note.GNU-stack,"",%progbits\n',
+        ),
     ]
     assert load("m", sources, extra_cflags=["-DVALUE=plain()+assembled()+raw()"]).value() == 13
     write("raw.s", Path("raw.s").read_text().replace("2", "4", 1))

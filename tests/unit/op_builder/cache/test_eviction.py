@@ -278,7 +278,7 @@ def test_a_lock_recently_taken_stays_where_the_file_system_has_no_locks(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr("op_builder.cache.eviction.fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     recent, over = (lying(cache.home / "locks" / f"small-{KEY[:-1]}{int(days)}.lock", 0, days) for days in (0.5, 2))
     keep_in_bounds(cache)
     assert (recent.exists(), over.exists()) == (True, False)

@@ -285,7 +285,7 @@ def test_a_new_staging_directory_without_its_lock_is_not_swept(cache: Cache) -> 
 def test_without_locks_a_build_that_may_live_is_not_swept_for_a_day(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("op_builder.cache.staging.fcntl.flock", failing(OSError(errno.ENOLCK, "no locks available")))
+    monkeypatch.setattr("fcntl.flock", failing(OSError(errno.ENOLCK, "no locks available")))
     left = []
     for number, age_s in enumerate((60, 25 * 3600)):
         left.append(abandoned(cache.writable_dir("staging"), f"{this_host()}@{NO_PROCESS + number}"))
