@@ -200,7 +200,4 @@ def test_a_server_that_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -
 
 
 def test_a_compiler_that_writes_nothing_does_not_work(tmp_path: Path) -> None:
-    def prepare(directory: Path) -> list[str]:
-        return [str(program(tmp_path / "silent", "exit 0")), "-c", str(directory / "x.cpp"), "-o", "x.o"]
-
-    assert "wrote no file" in failure_of(prepare)
+    assert "wrote no file" in failure_of([str(program(tmp_path / "silent", "exit 0")), "-c", "x.cpp", "-o", "x.o"])
