@@ -73,9 +73,6 @@ class Folder:
             # By its descriptor's name, because rmtree() has no dir_fd in Python 3.10; it follows no links itself.
             shutil.rmtree(f"/proc/self/fd/{self.descriptor}/{name}", ignore_errors=True)
 
-    def now(self) -> float:
-        return file_system_now(self.path)
-
 
 @contextmanager
 def folder(root: Path, *names: str) -> Iterator[Folder | None]:
