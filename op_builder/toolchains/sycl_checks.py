@@ -7,7 +7,7 @@ from collections.abc import Callable
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
+from op_builder.toolchains.sycl import SyclToolchain
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, find_ahead_runtime, find_runtime
 
@@ -20,31 +20,31 @@ int main() { throw sycl::exception(sycl::errc::invalid, "probe"); }
 """
 
 
-def toolchain_checks(choose: Callable[[], Candidate], memo: Memo) -> list[CheckOutcome]:
+def toolchain_checks(choose: Callable[[], CheckOutcome], memo: Memo) -> list[CheckOutcome]:
     """Whether an op's kernels and host side can be compiled with the toolchain that ``choose`` returns."""
     chosen = guarded(_TOOLCHAIN, choose)
-    if isinstance(chosen, Failed):
-        return [chosen]
-    outcomes = [guarded(_TOOLCHAIN, lambda: _chosen(chosen))]
-    if isinstance(chosen, Accepted):
-        outcomes.append(guarded(_HOST, lambda: host_check(chosen.toolchain, memo)))
+    outcomes = [_chosen(chosen)]
+    if isinstance(chosen, Passed):
+        outcomes.append(guarded(_HOST, lambda: host_check(SyclToolchain(chosen.name), memo)))
     return outcomes
 
 
-def load_checks(choose: Callable[[], Candidate], memo: Memo, *, has_kernel_texts: bool) -> list[CheckOutcome]:
+def load_checks(choose: Callable[[], CheckOutcome], memo: Memo, *, has_kernel_texts: bool) -> list[CheckOutcome]:
     """Whether an op finds a runtime and a device, and what compiles its kernels, if they are texts."""
     outcomes = [guarded(_DEVICE, lambda: device_check(memo))]
     if has_kernel_texts:
         chosen = guarded(_COMPILER, choose)
-        if not (isinstance(chosen, Accepted) and chosen.toolchain.is_ahead):
+        if not (isinstance(chosen, Passed) and SyclToolchain(chosen.name).is_ahead):
             outcomes.append(guarded(_COMPILER, lambda: kernel_compiler_check(memo)))
     return outcomes
 
 
-def _chosen(chosen: Candidate) -> CheckOutcome:
-    if isinstance(chosen, Accepted):
-        return Passed(_TOOLCHAIN, f"{chosen.toolchain.value}: {chosen.detail}")
-    return Failed(_TOOLCHAIN, f"{chosen.toolchain.value}: {chosen.reason}", chosen.remedy)
+def _chosen(chosen: CheckOutcome) -> CheckOutcome:
+    if isinstance(chosen, Passed):
+        return Passed(_TOOLCHAIN, f"{chosen.name}: {chosen.detail}")
+    if chosen.name == _TOOLCHAIN:  # the choice itself failed
+        return chosen
+    return Failed(_TOOLCHAIN, f"{chosen.name}: {chosen.reason}", chosen.remedy)
 
 
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:

@@ -21,9 +21,10 @@ from op_builder.errors import LoadError, ToolchainError
 from op_builder.load.resolver import Request
 from op_builder.plan import Language, Source
 from op_builder.system.memo import Memo
+from op_builder.system.outcomes import Passed
 from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.sycl import Accepted, choose, gather_facts
+from op_builder.toolchains.sycl import choose, gather_facts
 from op_builder.toolchains.sycl_ahead import find_icpx
 from op_builder.toolchains.sycl_runtime import find_runtime, import_ipex
 from op_builder.toolchains.toolset import find_toolset
@@ -185,7 +186,7 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
     assert facts.ahead_runtime is not None
     assert (facts.runtime, facts.ahead_runtime.prefix) == (None, prefix)
     chosen = choose(facts)
-    assert (isinstance(chosen, Accepted), chosen.toolchain.value) == (True, "icpx")
+    assert (isinstance(chosen, Passed), chosen.name) == (True, "icpx")
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
     request = Request.of(builder)

@@ -10,7 +10,8 @@ import pytest
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError, SourceNotFoundError
-from op_builder.toolchains.sycl import Accepted, SyclFacts, SyclToolchain, candidates, choose, gather_facts
+from op_builder.system.outcomes import Passed
+from op_builder.toolchains.sycl import SyclFacts, SyclToolchain, candidates, choose, gather_facts
 from op_builder.toolchains.sycl_runtime import SyclRuntime
 from op_builder.toolchains.sycl_texts import collect_texts
 
@@ -37,8 +38,8 @@ PLAIN = SyclFacts(None, None, False, RUNTIME, has_kernel_texts=True)
 )
 def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, chosen: str, words: str) -> None:
     found = choose(facts)
-    assert isinstance(found, Accepted)
-    assert (found.toolchain.value, words in found.detail) == (chosen, True)
+    assert isinstance(found, Passed)
+    assert (found.name, words in found.detail) == (chosen, True)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +63,16 @@ def test_without_one_the_reason_and_the_remedy_are_those_of_the_nearest(
     facts: SyclFacts, nearest: str, reason: str, remedy: str
 ) -> None:
     found = choose(facts)
-    assert not isinstance(found, Accepted)
-    assert found.toolchain.value == nearest
+    assert not isinstance(found, Passed)
+    assert found.name == nearest
     assert reason in found.reason
     assert remedy in found.remedy
 
 
 def test_every_rejection_has_a_reason_and_a_remedy() -> None:
     facts = replace(PLAIN, runtime=None, has_kernel_texts=False)
-    found = [candidate for candidate in candidates(facts) if not isinstance(candidate, Accepted)]
-    assert [candidate.toolchain for candidate in found] == list(SyclToolchain)
+    found = [candidate for candidate in candidates(facts) if not isinstance(candidate, Passed)]
+    assert [SyclToolchain(candidate.name) for candidate in found] == list(SyclToolchain)
     assert all(candidate.reason and candidate.remedy for candidate in found)
 
 
