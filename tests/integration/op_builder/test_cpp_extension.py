@@ -213,11 +213,6 @@ def test_missing_sources_and_directories_are_errors(place: Path) -> None:
         ({"with_cuda": "no"}, "load: with_cuda is 'no'"),
         ({"is_python_module": {}}, "load: is_python_module is {}"),
         ({"sources": ["m.txt"]}, "load: the source 'm.txt' has the suffix '.txt', which no language has"),
-        ({"extra_cflags": ["-frobnicate"]}, "correct it in extra_cflags or extra_cuda_cflags"),
-        (
-            {"extra_cflags": ["-DVALUE=1"], "extra_ldflags": ["-lfrobnicate"]},
-            "name its directory with -L in extra_ldflags.",
-        ),
         ({"name": "m" * 300}, "load: name is 'mmm"),
         ({"with_sycl": True}, "load: with_sycl is True. SYCL sources are not supported here"),
         ({"extra_sycl_cflags": ["-O2"]}, "load: extra_sycl_cflags is ['-O2']"),

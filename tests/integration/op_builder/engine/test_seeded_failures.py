@@ -109,7 +109,7 @@ def test_a_source_that_vanishes_before_it_is_compiled_is_named(tmp_path: Path, c
         resolver.compile_now(request)
     seen = end_of_traceback(caught.value)
     assert "op/small.cpp is missing" in seen
-    assert "restore it, or remove it from sources()" in seen
+    assert "restore it, or remove it from the sources" in seen
 
 
 # What the checks find ----------------------------------------------------------------------------
