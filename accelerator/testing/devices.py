@@ -37,22 +37,19 @@ class IdentityChecks(Checks):
             expect_equal(name, getattr(self.accelerator, name), method())
         expect_type("_name", self.accelerator._name, str)
 
-    def answers_yes_or_no(self) -> None:
-        """Every predicate returns a bool, never None."""
+    def predicates_return_bools(self) -> None:
+        """Every predicate returns a bool, never None; on a synchronized device those that follow from it are True."""
         names = (
-            "is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure "
-            "is_triton_supported prefer_triton_grouped_mm is_available is_current_stream_capturing"
+            "is_synchronized_device is_triton_supported prefer_triton_grouped_mm is_available "
+            "is_current_stream_capturing is_bf16_supported is_fp16_supported is_fp8_supported is_fp64_supported"
         )
+        implied = ("use_host_timers", "resolves_data_dependency", "handles_memory_backpressure")
         expect_type("supports_nvtx_domain", getattr(self.accelerator, "supports_nvtx_domain", False), bool)
-        for name in names.split():
+        for name in (*names.split(), *implied):
             expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
-
-    def synchronized_device_is_consistent(self) -> None:
-        """A synchronized device uses host timers, resolves data dependencies and handles memory back-pressure."""
-        if not self.accelerator.is_synchronized_device():
-            does_not_apply("the device works asynchronously")
-        for name in ("use_host_timers", "resolves_data_dependency", "handles_memory_backpressure"):
-            expect_equal(f"{name}()", getattr(self.accelerator, name)(), True)
+        if self.accelerator.is_synchronized_device():
+            for name in implied:
+                expect_equal(f"{name}()", getattr(self.accelerator, name)(), True)
 
     def communication_backend_is_known(self) -> str:
         """communication_backend_name() is None or a backend of torch.distributed."""
@@ -143,17 +140,11 @@ class DeviceChecks(Checks):
         for index in (None, *self._indices()):
             self.accelerator.synchronize(*() if index is None else (index,))
 
-    def properties_have_one_type(self) -> str:
-        """get_device_properties() returns a record of the current and of each device, or None."""
-        found = [self.accelerator.get_device_properties(index) for index in (None, *self._indices())]
-        expect(len({type(each) for each in found}) == 1, "records of one type", [type(each).__name__ for each in found])
-        return "no record" if found[0] is None else str(getattr(found[0], "name", type(found[0]).__name__))
-
-    def capabilities_have_one_type(self) -> str:
-        """device_capability() returns the capability of the current and of each device, or None."""
-        found = [self.accelerator.device_capability(index) for index in (None, *self._indices())]
-        expect(len({type(each) for each in found}) == 1, "capabilities of one type", found)
-        return "none" if found[0] is None else type(found[0]).__name__ if isinstance(found[0], dict) else str(found[0])
+    def properties_have_one_type(self) -> None:
+        """get_device_properties() and device_capability() return one type for the current and for each device."""
+        for name in ("get_device_properties", "device_capability"):
+            found = [getattr(self.accelerator, name)(index) for index in (None, *self._indices())]
+            expect(len({type(each) for each in found}) == 1, f"one type from {name}()", found)
 
 
 class RandomNumberChecks(Checks):
@@ -314,12 +305,12 @@ class GraphChecks(Checks):
 
     @needs(Ability.GRAPHS, Ability.TENSORS)
     def graphs_replay(self) -> str | None:
-        """A captured graph computes the right values when it is replayed, also from changed inputs."""
+        """A graph, captured with a pool and a stream, computes the right values when it is replayed."""
         graph = self.accelerator.create_graph()
         data = self._tensor([1.0, 2.0])
         warm = data * 2 + 1  # initialises libraries, which a capture may not do
         self.accelerator.synchronize()
-        with self.accelerator.capture_to_graph(graph):
+        with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
             result = data * 2 + 1
             is_capturing = self.accelerator.is_current_stream_capturing()
         self.accelerator.replay_graph(graph)
@@ -335,10 +326,3 @@ class GraphChecks(Checks):
             return "captured work runs at once; the graph records nothing"
         expect_equal("values after a replay with other inputs", result.cpu().tolist(), [7.0, 7.0])
         return None
-
-    @needs(Ability.GRAPHS)
-    def graphs_take_pool_and_stream(self) -> None:
-        """capture_to_graph() takes the keywords pool and stream."""
-        graph = self.accelerator.create_graph()
-        with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
-            pass

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from accelerator.errors import AcceleratorUnavailableError, UnsupportedFeatureError, describe
+from accelerator.errors import AcceleratorUnavailableError, describe
 from op_builder.errors import AccelError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -167,13 +167,6 @@ class Checks:
             return False
         finally:
             self.accelerator.set_device(former)
-
-    def _unless_unsupported(self, make: Callable[[], Any]) -> Any:
-        """``make()``; if it raises UnsupportedFeatureError, the check does not apply."""
-        try:
-            return make()
-        except UnsupportedFeatureError as refusal:
-            does_not_apply(refusal.message)
 
     def _tensor(self, data: Any) -> torch.Tensor:
         """A tensor on the current device."""
