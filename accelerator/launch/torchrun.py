@@ -43,7 +43,6 @@ _LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.ela
 _REPEATED = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
-_RESOLVE_S = 15.0  # a name may resolve only after its host has started
 _MARGIN_S = 2.0
 
 
@@ -67,7 +66,7 @@ def run(job: Job) -> int:
             signals.raise_first()
             if job.has_driver:
                 _follow_standard_input()  # a signal may be pending there
-            _resolve(job)
+            resolve(job)
             agent = _Agent(job, signals, directory)
             result = agent.run()
             signals.ignore()
@@ -292,13 +291,13 @@ def _name(job: Job) -> str:
     return job.launch if job.has_driver or job.num_nodes == 1 else "accel-launch"
 
 
-def _resolve(job: Job) -> None:
+def resolve(job: Job, timeout_s: float = 15.0) -> None:
     """Resolve the address of rank 0: torch would retry for 15 minutes without a reason.
 
     Raises:
-        LaunchError: the name is unknown.
+        LaunchError: the name is still unknown after ``timeout_s``; it may be known only after its host has started.
     """
-    deadline = time.monotonic() + _RESOLVE_S
+    deadline = time.monotonic() + timeout_s
     while job.master_addr is not None:
         try:
             socket.getaddrinfo(job.master_addr.strip("[]"), job.master_port or DEFAULT_PORT)
