@@ -44,7 +44,6 @@ def train(corpus: text.Corpus, **changes: object) -> training.Run:
     "options",
     [
         [],
-        pytest.param(["--host-masters"], marks=pytest.mark.slow),
         pytest.param(["--dtype", "bfloat16"], marks=pytest.mark.slow),
     ],
     ids=lambda options: " ".join(options) or "-",

@@ -45,7 +45,7 @@ LAUNCH = "launch --num_accelerators 1 --no_python touch started"
 
 @pytest.mark.parametrize(
     ("program", "redirection"),
-    [(LAUNCH, ">&-"), (LAUNCH, "2>&-"), (LAUNCH, "<&- >&- 2>&-"), ("report", "<&- >&- 2>&-")],
+    [(LAUNCH, "2>&-"), (LAUNCH, "<&- >&- 2>&-"), ("report", "<&- >&- 2>&-")],
 )
 def test_closed_standard_streams_are_accepted(program: str, redirection: str, tmp_path: Path) -> None:
     """As a cron job or a daemon may close them."""
