@@ -89,7 +89,6 @@ class OneCard(CPU_Accelerator):
 @pytest.mark.parametrize(
     ("broken", "count", "status", "note"),
     [
-        ("", "return 1", "not applicable", "the only device stays visible if the variable is empty"),
         ("", "if visible != '': return 1\n        raise AcceleratorUnavailableError('none')", "passed", "0 of 1"),
         ("if visible == '': raise OSError('no driver')", "return 1", "failed", "OSError: no driver"),
     ],
