@@ -1,22 +1,8 @@
 """The conformance kit: does an object implement the whole contract of an accelerator?
 
-A vendor checks a device in one test::
-
-    from accelerator.testing import check_conformance
-
-    def test_acme() -> None:
-        report = check_conformance(AcmeAccelerator())
-        assert report.passed, str(report)
-
-or in one test per check::
-
-    @pytest.mark.parametrize("check", CHECKS, ids=str)
-    def test_acme(check: Check) -> None:
-        check.require(AcmeAccelerator())  # raises ConformanceError; its status may be "not applicable"
-
-``python -m accelerator.conformance NAME`` is its command line. Each check is a method, and its docstring states in
-one sentence what it proves. There is no timeout here; the command line runs the checks in a child process and stops it
-after a time.
+A vendor calls :func:`check_conformance`, or ``check.require(accelerator)`` for each of ``CHECKS``. A check is a method
+whose docstring states in one sentence what it proves. There is no timeout here; ``python -m accelerator.conformance``
+runs the checks in a child process and stops it after a time.
 """
 
 from __future__ import annotations
