@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import _measure
-from benchmarks._measure import ROOT, Table, duration, interleave, verdict
+from benchmarks import _measure, _processes
+from benchmarks._measure import Table, duration, interleave, verdict
 from benchmarks._peers import PROGRAMS, failure
 
 RANKS = 2
@@ -45,18 +44,11 @@ class Block:
     spread: float
 
 
-def environment(directory: str, **variables: str) -> dict[str, str]:
+def environment(directory: str) -> dict[str, str]:
     """The environment of a launch."""
-    given = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "BENCHMARK_DIRECTORY": directory,
-        **variables,
-    }
-    given.pop("PYTHONDONTWRITEBYTECODE", None)
-    return given
+    return _processes.environment(
+        Path(sys.executable), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", BENCHMARK_DIRECTORY=directory
+    )
 
 
 def start_seconds(launcher: Sequence[str]) -> float:
@@ -85,7 +77,7 @@ class Loop:
         self._command = [*launcher, str(PROGRAMS / "launch_loop.py")]
         self._requests = 0
         with (self._directory / "log").open("w") as log:
-            variables = environment(self._temporary.name, ACCEL_ACCELERATOR="cpu")
+            variables = environment(self._temporary.name)
             self._process = subprocess.Popen(self._command, env=variables, stdout=log, stderr=log)
 
     def block(self, turns: int) -> Block:
