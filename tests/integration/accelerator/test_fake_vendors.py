@@ -7,12 +7,10 @@ in its own process.
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
-from accelerator.testing import CHECKS
 from tests.support.machines import ROOT, run_python
 
 FAKES = ROOT / "tests" / "support" / "fake_vendors"
@@ -20,12 +18,9 @@ FAKES = ROOT / "tests" / "support" / "fake_vendors"
 pytestmark = pytest.mark.slow  # the device is compiled first, with torch's C++ headers
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return run_python(*command, PYTHONPATH=f"{ROOT}:{FAKES}", COLUMNS="160", ACCEL_ACCELERATOR=None)
-
-
 def conformance(*arguments: str) -> Any:
-    done = run(str(FAKES / "run_conformance.py"), *arguments)
+    command = [str(FAKES / "run_conformance.py"), *arguments]
+    done = run_python(*command, PYTHONPATH=f"{ROOT}:{FAKES}", ACCEL_ACCELERATOR=None)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -65,12 +60,6 @@ def test_a_device_conforms(name: str) -> None:
     assert {check: note for check, (status, note) in results.items() if status == "failed"} == {}
     left_out = {check for check, (status, _) in results.items() if status == "not applicable"}
     assert left_out == LEFT_OUT[name]
-
-
-def test_the_command_line_accepts_a_vendor_package() -> None:
-    done = run("-m", "accelerator.conformance", "npu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"npu: {len(CHECKS)} checks: {len(CHECKS) - 1} passed, 0 failed, 1 not applicable." in done.stdout
 
 
 def test_every_check_finds_a_fault() -> None:
