@@ -9,7 +9,7 @@ import torch
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import describe
 from accelerator.structure import structural_faults
-from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
+from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type, fail
 
 _SEED = 20_240_611
 _BOUND = "set_device() accepts any number and changes nothing: something else binds the process"
@@ -162,7 +162,6 @@ class RandomNumberChecks(Checks):
             expect_equal("dtype of the state", state.dtype, torch.uint8)
             expect_equal("device of the state", state.device.type, "cpu")
 
-    @needs(Ability.TENSORS)
     def rng_state_round_trips(self) -> None:
         """Restoring a generator's state repeats its numbers, on every device."""
         for index in self._each_device():
@@ -173,7 +172,6 @@ class RandomNumberChecks(Checks):
                 self.accelerator.set_rng_state(state, argument)
                 expect(self._draw() == first, f"the same numbers after set_rng_state(..., {argument})", "others")
 
-    @needs(Ability.TENSORS)
     def manual_seed_is_reproducible(self) -> None:
         """One seed gives the same numbers each time; another seed gives others."""
         draws = []
@@ -183,7 +181,6 @@ class RandomNumberChecks(Checks):
         expect(draws[0] == draws[1], "the same numbers from the same seed", "others")
         expect(draws[0] != draws[2], "other numbers from another seed", "the same")
 
-    @needs(Ability.TENSORS)
     def manual_seed_all_seeds_every_device(self) -> None:
         """After manual_seed_all() every device draws the same numbers as after the same call before."""
         for index in self._each_device():
@@ -214,21 +211,18 @@ class RandomNumberChecks(Checks):
 class StreamChecks(Checks):
     group = "streams and events"
 
-    @needs(Ability.STREAMS)
     def streams_are_usable(self) -> None:
         """Streams can be created, synchronized and queried; query() is True after synchronize()."""
         for stream in (self.accelerator.Stream(), self.accelerator.current_stream(), self.accelerator.default_stream()):
             stream.synchronize()
             expect_equal("query() after synchronize()", stream.query(), True)
 
-    @needs(Ability.STREAMS)
     def current_stream_is_the_default_one(self) -> None:
         """Unless a stream was chosen, current_stream() is default_stream(), on every device."""
         for index in (None, *self._indices()):
             is_default = self.accelerator.current_stream(index) == self.accelerator.default_stream(index)
             expect(is_default, f"current_stream({index}) equal to default_stream({index})", "another")
 
-    @needs(Ability.STREAMS)
     def stream_context_switches(self) -> None:
         """Inside stream(s), current_stream() is s."""
         former, stream = self.accelerator.current_stream(), self.accelerator.Stream()
@@ -240,7 +234,6 @@ class StreamChecks(Checks):
             inside == stream, "the chosen stream inside the context", "the former" if inside == former else "another"
         )
 
-    @needs(Ability.STREAMS)
     def stream_context_restores(self) -> None:
         """After stream(s), the previous stream is current again, also if contexts nest or the body raises."""
         former = self.accelerator.current_stream()
@@ -258,7 +251,6 @@ class StreamChecks(Checks):
             pass
         expect(self.accelerator.current_stream() == former, "the former stream after an error in the body", "another")
 
-    @needs(Ability.STREAMS, Ability.EVENTS, Ability.TENSORS)
     def streams_wait_for_each_other(self) -> None:
         """After wait_stream() or wait_event(), a stream sees the finished work of the other one."""
         main, side = self.accelerator.current_stream(), self.accelerator.Stream()
@@ -272,7 +264,6 @@ class StreamChecks(Checks):
         self.accelerator.synchronize()
         expect_equal("values", result.cpu().tolist(), [3.0, 5.0])
 
-    @needs(Ability.EVENTS)
     def events_are_usable(self) -> None:
         """An event can be recorded, waited on and queried; query() is True after synchronize()."""
         event = self.accelerator.Event()
@@ -281,7 +272,6 @@ class StreamChecks(Checks):
         event.synchronize()
         expect_equal("query() after synchronize()", event.query(), True)
 
-    @needs(Ability.EVENTS)
     def events_measure_time(self) -> str:
         """elapsed_time() is a time in milliseconds, unless the device uses host timers."""
         try:
@@ -303,7 +293,6 @@ class StreamChecks(Checks):
 class GraphChecks(Checks):
     group = "graphs"
 
-    @needs(Ability.GRAPHS, Ability.TENSORS)
     def graphs_replay(self) -> str | None:
         """A graph, captured with a pool and a stream, computes the right values when it is replayed."""
         graph = self.accelerator.create_graph()

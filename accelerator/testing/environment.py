@@ -7,7 +7,7 @@ import subprocess
 import torch
 from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
 
-from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
+from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type, fail
 from op_builder import OpBuilder, env
 from op_builder.catalog.registry import device_package
 from op_builder.catalog.table import OPS
@@ -113,7 +113,6 @@ class EnvironmentChecks(Checks):
         expect_equal("the mapping", given, expected)
         expect(env.child_environment() == before, "this process's environment unchanged", "it changed")
 
-    @needs(Ability.CHILD_PROCESSES)
     def visible_devices_are_honoured(self) -> str:
         """A child process sees only the devices that set_visible_devices_envs() wrote."""
         if self._ignores_indices():

@@ -7,7 +7,7 @@ import mmap
 import torch
 
 from accelerator.errors import UnsupportedFeatureError
-from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, needs
+from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type
 
 _MAKERS = {
     "BFloat16Tensor": torch.bfloat16,
@@ -38,7 +38,6 @@ class NumberTypeChecks(Checks):
         )
         return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
-    @needs(Ability.TENSORS)
     def supported_dtypes_compute(self) -> None:
         """A matrix product and a sum on the device are right in each of supported_dtypes()."""
         # Small integers: products and sums are exact in every floating-point type of 16 bits or more.
@@ -52,7 +51,6 @@ class NumberTypeChecks(Checks):
             expect_equal(f"dtype of a {dtype} result", found.dtype, dtype)
             expect_equal(f"values in {dtype}", found.float().tolist(), expected)
 
-    @needs(Ability.TENSORS)
     def float8_converts(self) -> None:
         """Where is_fp8_supported(), tensors convert to float8_e4m3fn and back on the device."""
         if not self.accelerator.is_fp8_supported():
@@ -72,7 +70,6 @@ class NumberTypeChecks(Checks):
 class TensorChecks(Checks):
     group = "tensors"
 
-    @needs(Ability.TENSORS)
     def tensor_properties_make_tensors(self) -> str | None:
         """Each of the seven tensor properties makes a tensor of its type on the device from data."""
         halves = {torch.float16, torch.bfloat16} - set(self.accelerator.supported_dtypes())
@@ -91,7 +88,6 @@ class TensorChecks(Checks):
             expect_equal(f"values of {name}", tensor.cpu().tolist(), [1, 2, 3])
         return f"the device refuses {', '.join(refused)}" if refused else None
 
-    @needs(Ability.TENSORS)
     def tensors_are_made_on_the_current_device(self) -> None:
         """After set_device(i), the tensor properties make tensors on device i."""
         if len(self._indices()) < 2:
@@ -102,14 +98,16 @@ class TensorChecks(Checks):
             found = self.accelerator.FloatTensor([1.0]).device.index
             expect_equal(f"index of a tensor made after set_device({index})", found, index)
 
-    @needs(Ability.TENSORS)
     def on_accelerator_knows_its_tensors(self) -> None:
         """on_accelerator() is True for the device's tensors, and False for the host's unless that is the device."""
         expect_equal("on_accelerator(device tensor)", self.accelerator.on_accelerator(self._tensor([1.0])), True)
         is_host = self.accelerator.device().type == "cpu"
         expect_equal("on_accelerator(host tensor)", self.accelerator.on_accelerator(torch.ones(1)), is_host)
 
-    @needs(Ability.PINNED_MEMORY)
+
+class PinnedMemoryChecks(Checks):
+    group = "pinned memory"
+
     def pinning_keeps_the_tensor(self) -> None:
         """pin_memory() returns a CPU tensor with the same values and shape, for each of its keywords."""
         data = torch.arange(12.0).reshape(3, 4)
@@ -118,7 +116,6 @@ class TensorChecks(Checks):
             expect_equal("device of the pinned tensor", pinned.device.type, "cpu")
             expect_equal("values of the pinned tensor", pinned.tolist(), data.tolist())
 
-    @needs(Ability.PINNED_MEMORY)
     def pinning_in_whole_pages(self) -> None:
         """pin_memory(align_bytes=0) keeps the values, if the device supports whole pages."""
         data = torch.arange(4.0)
@@ -128,7 +125,6 @@ class TensorChecks(Checks):
             does_not_apply(refusal.message)
         expect_equal("values of the pinned tensor", pinned.tolist(), data.tolist())
 
-    @needs(Ability.PINNED_MEMORY)
     def pinned_tensors_are_known(self) -> None:
         """is_pinned() is True for the result of pin_memory() and False for other tensors."""
         data = torch.arange(4.0)
@@ -138,7 +134,6 @@ class TensorChecks(Checks):
             does_not_apply("pin_memory() is the identity: no device copies from the tensor")
         expect_equal("is_pinned(pinned tensor)", self.accelerator.is_pinned(pinned), True)
 
-    @needs(Ability.PINNED_MEMORY)
     def unpinning_keeps_the_values(self) -> None:
         """unpin_memory() returns a bool or None for the result of pin_memory(), which keeps its values."""
         data = torch.arange(4.0)
@@ -147,7 +142,6 @@ class TensorChecks(Checks):
         expect(released is None or isinstance(released, bool), "a bool or None from unpin_memory()", released)
         expect_equal("values after unpin_memory()", pinned.tolist(), data.tolist())
 
-    @needs(Ability.PINNED_MEMORY)
     def new_tensors_are_pinned(self) -> None:
         """pin_empty() and pin_empty_like() make CPU tensors of the given size and type, pinned if pin_memory() pins."""
         data = torch.zeros(2, 3)
@@ -162,7 +156,6 @@ class TensorChecks(Checks):
             expect_equal("is_pinned(new tensor)", self.accelerator.is_pinned(made), is_pinned)
         expect_type("pin_memory_alignment()", self.accelerator.pin_memory_alignment(), int)
 
-    @needs(Ability.PINNED_MEMORY)
     def host_memory_registers(self) -> str:
         """register_host_memory() and unregister_host_memory() accept a page's address, and return one bool."""
         page = torch.zeros(2 * mmap.PAGESIZE, dtype=torch.uint8)
@@ -217,7 +210,6 @@ class MemoryChecks(Checks):
             expect(total >= available > 0, "total_memory() >= available_memory() > 0", found)
         return f"{_mebibytes(available)} of {_mebibytes(total)}"
 
-    @needs(Ability.TENSORS)
     def allocation_is_counted(self) -> str:
         """memory_allocated() grows by a tensor's size, memory_reserved() includes it, and it falls again."""
         before = self.accelerator.memory_allocated()
@@ -235,7 +227,6 @@ class MemoryChecks(Checks):
         )
         return f"grew by {grown}"
 
-    @needs(Ability.TENSORS)
     def peak_covers_current(self) -> None:
         """While a tensor exists, no peak is below its counter."""
         block = self._block()
@@ -244,7 +235,6 @@ class MemoryChecks(Checks):
             expect(peak >= current, f"max_{name}() of at least {name}() = {current}", peak)
         del block
 
-    @needs(Ability.TENSORS)
     def peak_remembers_what_was_freed(self) -> None:
         """max_memory_allocated() includes a tensor that was freed."""
         self._require_peaks()
@@ -258,7 +248,6 @@ class MemoryChecks(Checks):
             _mebibytes(risen),
         )
 
-    @needs(Ability.TENSORS)
     def resets_lower_the_peaks(self) -> None:
         """Each of the three resets lowers its peak to about the present value."""
         self._require_peaks()
@@ -298,7 +287,6 @@ class MemoryChecks(Checks):
         expect_type("memory_snapshot()", self.accelerator.memory_snapshot(), list, tuple, dict)
         return f"{len(stats)} entries"
 
-    @needs(Ability.TENSORS)
     def cache_empties(self) -> None:
         """After empty_cache(), memory_reserved() is as low as it was before a tensor that was freed."""
         self.accelerator.empty_cache()
