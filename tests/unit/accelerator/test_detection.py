@@ -219,22 +219,6 @@ def test_select_without_a_usable_candidate_reports_all_reasons() -> None:
     assert "b: no b" in str(selection.error)
 
 
-def test_an_object_that_is_no_accelerator_and_a_constructor_that_raises_are_rejections() -> None:
-    class Big(CPU_Accelerator):
-        def __init__(self) -> None:
-            raise MemoryError("no room")
-
-        @classmethod
-        def probe(cls) -> None:
-            return None
-
-    odd = type("Odd", (), {"is_available": lambda _self: True})
-    selection = select([candidate("odd", 2, load=lambda: odd), candidate("big", 1, load=lambda: Big), candidate("cpu")])
-    assert accepted_label(selection) == "cpu"
-    assert reasons(selection)["odd"].startswith("not an accelerator: missing: is_synchronized_device")
-    assert reasons(selection)["big"] == "MemoryError: no room"
-
-
 def test_ctrl_c_during_a_probe_is_not_swallowed() -> None:
     def load() -> Any:
         raise KeyboardInterrupt
