@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import _measure, _processes
-from benchmarks._measure import Table, duration, interleave, verdict
+from benchmarks._figures import Figure, figure_table
+from benchmarks._measure import Table, at_most, interleave, requirement_table
 from benchmarks._peers import PROGRAMS, failure
 
 RANKS = 2
@@ -125,35 +126,18 @@ def measure_loops(blocks: int, turns: int) -> dict[str, list[Block]]:
         return interleave({name: partial(loop.block, turns) for name, loop in loops.items()}, blocks, "blocks")
 
 
-def table(starts: Mapping[str, list[float]], loops: Mapping[str, list[Block]]) -> Table:
-    """The start, the loop's turns and their spread."""
-    ours, theirs = statistics.median(starts["bound"]), statistics.median(starts["torchrun"])
-    bound, unbound = (statistics.median(block.median_s for block in loops[name]) for name in ("bound", "unbound"))
-    spread, unbound_spread = (statistics.median(block.spread for block in loops[name]) for name in ("bound", "unbound"))
-    rows = [
-        [
-            "start of 2 bound ranks; peer: torchrun",
-            verdict(ours <= theirs + START_LIMIT_S),
-            duration(ours),
-            duration(theirs),
-            f"<= peer + {START_LIMIT_S} s",
-        ],
-        [
-            "a turn of the loop, bound; peer: unbound",
-            verdict(bound <= unbound * SLOWER_LIMIT),
-            duration(bound),
-            duration(unbound),
-            f"<= {SLOWER_LIMIT} x peer",
-        ],
-        [
-            "spread of the turns, bound; peer: unbound",
-            verdict(spread < unbound_spread),
-            f"{spread:.3f}",
-            f"{unbound_spread:.3f}",
-            "< peer",
-        ],
+def make_tables(starts: Mapping[str, list[float]], loops: Mapping[str, list[Block]]) -> list[Table]:
+    """The start and the loop's turns, and the spread of the turns."""
+    turns = {name: [block.median_s for block in blocks] for name, blocks in loops.items()}
+    spreads = {name: statistics.median(block.spread for block in blocks) for name, blocks in loops.items()}
+    start_limit_s = statistics.median(starts["torchrun"]) + START_LIMIT_S
+    turn_limit_s = statistics.median(turns["unbound"]) * SLOWER_LIMIT
+    figures = [
+        Figure("start of 2 bound ranks", starts["bound"], start_limit_s, {"torchrun": starts["torchrun"]}),
+        Figure("a turn of the loop, bound", turns["bound"], turn_limit_s, {"unbound": turns["unbound"]}),
     ]
-    return Table("The launcher", ("figure", "verdict", "accel-launch", "peer", "limit"), rows)
+    spread = at_most("spread of the turns, in that of unbound ranks", spreads["bound"] / spreads["unbound"], 1.0)
+    return [figure_table("The launcher", figures), requirement_table([spread])]
 
 
 def main() -> None:
@@ -163,7 +147,7 @@ def main() -> None:
     launches = {"bound": partial(start_seconds, BOUND), "torchrun": partial(start_seconds, TORCHRUN)}
     starts = interleave(launches, start_rounds, "starts")
     loops = measure_loops(blocks, turns)
-    _measure.report("launch", arguments, machine, [table(starts, loops)], {"starts_s": starts, "loops": loops})
+    _measure.report("launch", arguments, machine, make_tables(starts, loops), {"starts_s": starts, "loops": loops})
 
 
 if __name__ == "__main__":
