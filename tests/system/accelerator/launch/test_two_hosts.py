@@ -113,12 +113,10 @@ def test_all_hosts_restart_when_one_restarts_its_ranks(hosts: TwoHosts, options:
     assert {(tmp_path / f"ended-host-{host}").read_text() for host in ("a", "b")} == {"2"}
 
 
-@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
 def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
-    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+    hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    arguments, variables = below(launcher, hosts, options)
-    done = launch([*arguments, *ONE, "wait.py", "killed"], tmp_path, hosts.prefix, **variables)
+    done = launch([*options, *ONE, "wait.py", "killed"], tmp_path, hosts.prefix)
     assert done.returncode == 137, done.stderr
     assert "accel-launch: rank 1 (local rank 0, pid " in done.stderr
     assert ") on host-b ended by signal 9 (SIGKILL)" in done.stderr
