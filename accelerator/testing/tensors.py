@@ -182,6 +182,14 @@ class MemoryChecks(Checks):
         self.accelerator.synchronize()
         return block
 
+    def _expect_least(self, what: str, size_bytes: int, least_bytes: int) -> None:
+        is_met = size_bytes >= least_bytes - self.slack_bytes
+        expect(is_met, f"{what} of at least {_mebibytes(least_bytes)}", _mebibytes(size_bytes))
+
+    def _expect_most(self, what: str, size_bytes: int, most_bytes: int) -> None:
+        is_met = size_bytes <= most_bytes + self.slack_bytes
+        expect(is_met, f"{what} of at most {_mebibytes(most_bytes)}", _mebibytes(size_bytes))
+
     def _allocate_and_free(self) -> None:
         block = self._block()
         self.accelerator.memory_allocated()  # some peaks are only the largest value that was read
@@ -217,15 +225,10 @@ class MemoryChecks(Checks):
         during, reserved = self.accelerator.memory_allocated(), self.accelerator.memory_reserved()
         del block
         after = self.accelerator.memory_allocated()
-        grown, least = _mebibytes(during - before), f"memory_allocated() to grow by {_mebibytes(self.block_bytes)}"
-        expect(during - before >= self.block_bytes - self.slack_bytes, least, grown)
-        expect(reserved >= during - self.slack_bytes, f"memory_reserved() of at least {_mebibytes(during)}", reserved)
-        expect(
-            after <= during - self.block_bytes + self.slack_bytes,
-            "memory_allocated() to fall by as much",
-            f"{after - during}",
-        )
-        return f"grew by {grown}"
+        self._expect_least("growth of memory_allocated()", during - before, self.block_bytes)
+        self._expect_least("memory_reserved()", reserved, during)
+        self._expect_most("memory_allocated() without the tensor", after, during - self.block_bytes)
+        return f"grew by {_mebibytes(during - before)}"
 
     def peak_covers_current(self) -> None:
         """While a tensor exists, no peak is below its counter."""
@@ -242,11 +245,7 @@ class MemoryChecks(Checks):
         before = self.accelerator.memory_allocated()
         self._allocate_and_free()
         risen = self.accelerator.max_memory_allocated() - before
-        expect(
-            risen >= self.block_bytes - self.slack_bytes,
-            f"a peak {_mebibytes(self.block_bytes)} higher",
-            _mebibytes(risen),
-        )
+        self._expect_least("growth of max_memory_allocated()", risen, self.block_bytes)
 
     def resets_lower_the_peaks(self) -> None:
         """Each of the three resets lowers its peak to about the present value."""
@@ -258,18 +257,15 @@ class MemoryChecks(Checks):
         ):
             self._allocate_and_free()
             getattr(self.accelerator, reset)()
-            above = getattr(self.accelerator, f"max_{counter}")() - getattr(self.accelerator, counter)()
-            expect(
-                above <= self.slack_bytes,
-                f"a peak near the present value after {reset}()",
-                f"{_mebibytes(above)} above",
-            )
+            peak, current = getattr(self.accelerator, f"max_{counter}")(), getattr(self.accelerator, counter)()
+            self._expect_most(f"max_{counter}() after {reset}()", peak, current)
 
     def older_names_agree(self) -> None:
         """memory_cached() and max_memory_cached() are memory_reserved() and max_memory_reserved()."""
         for older, name in (("memory_cached", "memory_reserved"), ("max_memory_cached", "max_memory_reserved")):
-            apart = getattr(self.accelerator, older)() - getattr(self.accelerator, name)()
-            expect(abs(apart) <= self.slack_bytes, f"{older}() equal to {name}()", f"{apart} bytes more")
+            size, expected = getattr(self.accelerator, older)(), getattr(self.accelerator, name)()
+            self._expect_least(f"{older}()", size, expected)
+            self._expect_most(f"{older}()", size, expected)
 
     def statistics_are_a_dict(self) -> str:
         """memory_stats() is a dict that contains memory_allocated(); memory_snapshot() is a list, tuple or dict."""
@@ -278,12 +274,8 @@ class MemoryChecks(Checks):
         expect(all(isinstance(key, str) for key in stats), "string keys", list(stats)[:3])
         current = stats.get("allocated_bytes.all.current")
         if current is not None:
-            apart = current - self.accelerator.memory_allocated()
-            expect(
-                abs(apart) <= self.slack_bytes,
-                "allocated_bytes.all.current equal to memory_allocated()",
-                f"{apart} more",
-            )
+            self._expect_least("allocated_bytes.all.current", current, self.accelerator.memory_allocated())
+            self._expect_most("allocated_bytes.all.current", current, self.accelerator.memory_allocated())
         expect_type("memory_snapshot()", self.accelerator.memory_snapshot(), list, tuple, dict)
         return f"{len(stats)} entries"
 
@@ -297,7 +289,4 @@ class MemoryChecks(Checks):
         if grown < self.block_bytes - self.slack_bytes:
             does_not_apply("memory_reserved() does not grow with a tensor: the device reserves its memory as a whole")
         self.accelerator.empty_cache()
-        risen = self.accelerator.memory_reserved() - before
-        expect(
-            risen <= self.slack_bytes, "memory_reserved() no higher after empty_cache()", f"{_mebibytes(risen)} more"
-        )
+        self._expect_most("memory_reserved() after empty_cache()", self.accelerator.memory_reserved(), before)
