@@ -37,21 +37,6 @@ void scale(T* x, float a, std::int64_t n) {
 }  // namespace tests
 """
 
-PLAIN_KERNEL = """
-#pragma once
-#include "host/kernel.h"
-#include "factor.h"
-
-namespace tests {
-
-ACCEL_SYCL_FREE_KERNEL void scale(float* x, float a, std::int64_t n) {
-  const std::int64_t i = sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_global_linear_id();
-  if (i < n) x[i] = x[i] * a * FACTOR;
-}
-
-}  // namespace tests
-"""
-
 BINDING = """
 #include "bindings/stable_library.h"
 #include "host/launch.h"
@@ -98,14 +83,6 @@ void implement(accel::Library& m) {
 
 ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement})
 """
-
-
-# The same op on a kernel that is no template, for float32 alone.
-PLAIN_BINDING = "".join(
-    line.replace("tests::scale<float>", "tests::scale")
-    for line in BINDING.splitlines(keepends=True)
-    if "ACCEL_SYCL_KERNEL_NEEDING" not in line
-)
 
 
 # A kernel on torch's stream of an XPU device, by stand-ins for the two functions of torch that return it, behind work
