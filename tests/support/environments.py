@@ -71,6 +71,10 @@ class Environment:
 
     directory: Path
 
+    def copy(self, directory: Path) -> Environment:
+        """A copy, whose programs in Python still run in this one."""
+        return Environment(Path(shutil.copytree(self.directory, directory, symlinks=True)))
+
     @property
     def programs(self) -> Path:
         return self.directory / "bin"

@@ -19,7 +19,6 @@ from tests.support.environments import (
     binaries_in,
     files_in,
     link_with_requirements,
-    make_environment,
     run,
     shared,
     the_wheel,
@@ -54,20 +53,19 @@ def acme(tmp_path: Path, backend_wheel: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def with_accel_ops(plain_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def with_accel_ops(plain_wheel: Path, with_torch: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with torch and accel-ops, not to be changed."""
 
     def make(directory: Path) -> None:
-        make_environment(directory / "environment").pip("install", "--no-deps", plain_wheel)
+        with_torch.copy(directory / "environment").pip("install", "--no-deps", plain_wheel)
 
     return Environment(shared(tmp_path_factory, "with-accel-ops", make) / "environment")
 
 
 @pytest.fixture
-def own(plain_wheel: Path, environment: Environment) -> Environment:
-    """The same, for the test to change."""
-    environment.pip("install", "--no-deps", plain_wheel)
-    return environment
+def own(with_accel_ops: Environment, tmp_path: Path) -> Environment:
+    """A copy of it for the test to change."""
+    return with_accel_ops.copy(tmp_path / "venv")
 
 
 # Frontends -------------------------------------------------------------------------------

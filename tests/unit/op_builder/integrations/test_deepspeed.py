@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -147,14 +146,6 @@ def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path, de
     assert log.count("WARNING DeepSpeed keeps its own ops") == 1
 
 
-def test_settings_that_name_different_accelerators_are_a_warning(tmp_path: Path, device: str) -> None:
-    names = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cuda"}
-    lines, log = run(tmp_path, "import deepspeed; print('imported')", ACCEL_DEEPSPEED="1", **names)
-    assert lines == ["imported"]
-    if device == "cpu":
-        assert log.count("WARNING DeepSpeed keeps its own ops: ACCEL_ACCELERATOR='cuda' and DS_ACCEL") == 1
-
-
 def test_without_deepspeed_the_line_says_how_to_get_it(tmp_path: Path) -> None:
     done = run_python("import sys; sys.modules['deepspeed'] = None\nimport op_builder.integrations.deepspeed", tmp_path)
     assert done.returncode != 0
@@ -169,75 +160,12 @@ def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path, device: str,
     assert f"WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with {version}." in log
 
 
-def test_the_table_of_compatible_ops_that_older_releases_keep_is_renewed(tmp_path: Path, device: str) -> None:
-    ops = tmp_path / "deepspeed" / "ops"
-    (ops / "__init__.py").write_text("__compatible_ops__ = {'found at import': True}\n")
-    listed = (
-        "class Op:\n    def is_compatible(self):\n        return True\n\n\nALL_OPS = {asked.partition('.')[0]: Op()}\n"
-    )
-    (ops / "op_builder" / "all_ops.py").write_text(LISTS + listed)
-    code = """
-        import deepspeed.ops.op_builder.all_ops
-        kept = deepspeed.ops.__compatible_ops__
-        import op_builder.integrations.deepspeed as integration
-        print(kept)
-        integration.off()
-        print(kept)
-    """
-    renewed = [f"{{'{name}': True, 'deepspeed_not_implemented': False}}" for name in ("accelerator", "deepspeed")]
-    assert run(tmp_path, code)[0] == [renewed[device != "cpu"], renewed[1]]
-
-
 def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
     start = tmp_path / "deepspeed" / "__init__.py"
     start.write_text("import op_builder.integrations.deepspeed\n" + start.read_text())
     lines, _ = run(tmp_path, "import deepspeed\n" + SHOW)
     assert lines[0].startswith(OURS[device])
     assert lines[1] == "deepspeed deepspeed deepspeed deepspeed"
-
-
-def test_reductions_find_their_op_once(tmp_path: Path, device: str) -> None:
-    code = """
-        import torch, op_builder.integrations.deepspeed
-        from op_builder.cpu import ShareMemCommBuilder
-        loads = []
-        class Loaded:
-            inference_all_reduce_ = torch.Tensor.zero_
-        ShareMemCommBuilder.load = lambda self, verbose=True: loads.append(self) or Loaded
-        tensor = torch.ones(3)
-        for _ in range(3):
-            torch.ops.deepspeed.inference_all_reduce_(tensor)
-        print(tensor.tolist(), len(loads))
-    """
-    if device == "cpu":
-        assert run(tmp_path, code)[0] == ["[0.0, 0.0, 0.0] 1"]
-
-
-def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) -> None:
-    directory = tmp_path / "deepspeed" / "ops" / "op_builder"
-    (directory / "cpu").mkdir()
-    for name, module in (
-        ("WideBuilder", "wide"),
-        ("NarrowBuilder", "cpu/narrow"),
-        ("BothBuilder", "both"),
-        ("BothBuilder", "cpu/both"),
-    ):
-        (directory / f"{module}.py").write_text(
-            f"from .builder import CPUOpBuilder\n\n\nclass {name}(CPUOpBuilder):\n    NAME = {name!r}\n"
-        )
-    code = """
-        from op_builder.builder import OpBuilder
-        from op_builder.integrations.deepspeed import engine_builder
-        for name in ("WideBuilder", "NarrowBuilder", "BothBuilder"):
-            print(engine_builder(name).__module__, issubclass(engine_builder(name), OpBuilder))
-        engine_builder("TallBuilder")
-    """
-    begin = "import logging; logging.disable()\n"
-    done = run_python(begin + textwrap.dedent(code), tmp_path, ACCEL_ACCELERATOR="cpu")
-    places = ["wide", "cpu.narrow", "cpu.both" if device == "cpu" else "both"]
-    assert done.stdout.splitlines() == [f"deepspeed_on_accel_ops.{place} True" for place in places]
-    assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr
-    assert "It has: BothBuilder, NarrowBuilder, WideBuilder." in done.stderr
 
 
 OTHER = """
@@ -326,17 +254,3 @@ def test_a_checkout_of_deepspeed_that_hides_our_packages_is_named(tmp_path: Path
     command = [sys.executable, "-S", "-c", code]  # without an editable install, which mixes the packages
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert f"ModuleNotFoundError: {message.format(place=place)}" in done.stderr
-
-
-def test_a_directory_named_deepspeed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "deepspeed").mkdir()
-    done = run_python("import op_builder.integrations.deepspeed", tmp_path)
-    assert done.returncode != 0
-    assert "has no module accelerator.real_accelerator" in done.stderr
-
-
-def test_sources_of_deepspeed_without_a_version_are_a_warning(tmp_path: Path, device: str) -> None:  # noqa: ARG001
-    shutil.rmtree(tmp_path / "deepspeed-0.19.8.dist-info")
-    _, log = run(tmp_path, "import op_builder.integrations.deepspeed")
-    assert "WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with one of an unknown version." in log
-    assert "uses accel-ops" in log
