@@ -140,16 +140,13 @@ def test_my_ops_is_compiled_when_used_or_prebuilt_and_then_needs_no_compiler(
     log = own.pip("install", "-v", "--no-deps", my_ops, **without)
     assert "op_builder:" not in log
     cache = str(tmp_path / "cache")  # other tests compile the op into that of this run
-    assert state(own, OP, ACCEL_CACHE_DIR=cache) == (False, False, True)
     assert "used" in own.run("-c", USE, ACCEL_CACHE_DIR=cache)
     assert state(own, OP, ACCEL_CACHE_DIR=cache) == (False, True, True)
-    assert not own.report()[CUDA_OP]["compatible"]
     assert "my_ops" in own.run("-m", "my_ops", ACCEL_CACHE_DIR=cache)
 
     own.pip("install", "--no-deps", "--force-reinstall", "--no-cache-dir", my_ops, ACCEL_BUILD_OPS="1")
     assert "used" in own.run("-c", USE, **without)
     assert not (tmp_path / "none").exists()
-    assert state(own, OP, **without) == (True, False, True)
     shown = own.run("-m", "op_builder.report", COLUMNS="200", **without)
     left_out = rf" +without +{CUDA_OP}: it is for cuda;.*\n +without +{SYCL_OP}: it is for xpu;.*\n"
     assert re.search(rf"^ my_ops +py3-none-.*\n{left_out} +with +{OP}: for torch", shown, re.MULTILINE)

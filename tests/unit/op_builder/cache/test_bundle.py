@@ -63,20 +63,14 @@ def test_an_exported_entry_is_imported(cache: Cache, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"#!/bin/sh\n", "not a shared library"),
-        (b"", "not a shared library"),
-        (LIBRARY[:19], "not a shared library"),
-        (OTHER_MACHINE, "not a shared library"),
-        (LIBRARY[:16] + struct.pack("=H", 2) + LIBRARY[18:], "not a shared library"),
-    ],
-    ids=["script", "empty", "torn", "another machine's", "a program"],
+    "content",
+    [b"", LIBRARY[:19], OTHER_MACHINE, LIBRARY[:16] + struct.pack("=H", 2) + LIBRARY[18:]],
+    ids=["empty", "torn", "another machine's", "a program"],
 )
 def test_a_binary_that_this_machine_cannot_load_is_refused(
-    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, content: bytes, words: str
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, content: bytes
 ) -> None:
-    assert words in refusal(capsys, cache, bundle(tmp_path / "x.zip", manifest(content), content))
+    assert "not a shared library" in refusal(capsys, cache, bundle(tmp_path / "x.zip", manifest(content), content))
 
 
 @pytest.mark.parametrize(

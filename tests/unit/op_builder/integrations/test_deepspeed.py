@@ -100,10 +100,12 @@ show()
 OURS = {"cpu": "accelerator op_builder op_builder accelerator", "cuda": "deepspeed op_builder op_builder deepspeed"}
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture
 def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The device that DeepSpeed finds, which is the CPU unless a test names another."""
+    name = str(getattr(request, "param", "cpu"))
     files = {
-        "accelerator/real_accelerator.py": ACCELERATOR % request.param,
+        "accelerator/real_accelerator.py": ACCELERATOR % name,
         "ops/op_builder/own.py": OWN,
         "ops/op_builder/all_ops.py": LISTS,
         "user.py": "from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder\n",
@@ -113,7 +115,7 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     (package / "__init__.py").write_text("import deepspeed.user\n")
     (tmp_path / "deepspeed-0.19.8.dist-info").mkdir()
     (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.8\n")
-    return str(request.param)
+    return name
 
 
 def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], str]:
@@ -124,7 +126,11 @@ def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], 
     return done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.parametrize("how", ["before", "after", "variable"])
+@pytest.mark.parametrize(
+    ("device", "how"),
+    [("cpu", "before"), ("cpu", "after"), ("cpu", "variable"), ("cuda", "after")],
+    indirect=["device"],
+)
 def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: str, how: str) -> None:
     line = "import op_builder.integrations.deepspeed\n"
     code = {"before": line, "after": "import deepspeed\n" + line, "variable": "import deepspeed\n"}[how] + SHOW
@@ -134,13 +140,15 @@ def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: st
     assert log.count("uses accel-ops") == 1
 
 
-def test_nothing_changes_without_the_switch(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("device")
+def test_nothing_changes_without_the_switch(tmp_path: Path) -> None:
     lines, log = run(tmp_path, "from accelerator import get_accelerator; get_accelerator()\nimport deepspeed\n" + SHOW)
     assert lines[0] == "deepspeed deepspeed deepspeed deepspeed"
     assert "uses accel-ops" in log  # the import in SHOW, for its off()
 
 
-def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("device")
+def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path) -> None:
     lines, log = run(tmp_path, "import deepspeed; print('imported')", ACCEL_DEEPSPEED="perhaps")
     assert lines == ["imported"]
     assert log.count("WARNING DeepSpeed keeps its own ops") == 1
@@ -153,11 +161,11 @@ def test_without_deepspeed_the_line_says_how_to_get_it(tmp_path: Path) -> None:
     assert "pip install deepspeed" in done.stderr
 
 
-@pytest.mark.parametrize("version", ["0.17.2", "0.19.9", "0.20.0"])
-def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path, device: str, version: str) -> None:  # noqa: ARG001
-    (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
+@pytest.mark.usefixtures("device")
+def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.9\n")
     _, log = run(tmp_path, "import op_builder.integrations.deepspeed")
-    assert f"WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with {version}." in log
+    assert "WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with 0.19.9." in log
 
 
 def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
@@ -187,13 +195,9 @@ class InferenceBuilder(CPUOpBuilder):
 """
 
 
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("how", ["before", "after"])
-def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(
-    tmp_path: Path,
-    device: str,  # noqa: ARG001
-    how: str,
-) -> None:
+def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_path: Path, how: str) -> None:
     directory = tmp_path / "deepspeed" / "ops" / "op_builder"
     (directory / "transformer.py").write_text(OTHER)
     (directory / "of_another_release.py").write_text("from .builder import missing\n")
@@ -232,7 +236,8 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(
     assert "WARNING The builders of DeepSpeed's module of_another_release stay its own: cannot import" in log
 
 
-def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("device")
+def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path) -> None:
     module = tmp_path / "deepspeed" / "accelerator" / "real_accelerator.py"
     module.write_text("import op_builder.integrations.deepspeed\n" + module.read_text())
     done = run_python("import deepspeed", tmp_path)
