@@ -141,9 +141,8 @@ print(json.dumps([late, before == {key: after[key] for key in before}, before ==
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str, device: str) -> None:
-    variables = {"DS_ACCELERATOR": device, "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
     assert run(python, "", "-c", NAMES, **variables) == ["op_builder.cpu", True, False, True]
 
 
@@ -166,9 +165,8 @@ print(json.dumps([{name: word == "OKAY" for name, word in rows}, ours]))
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_reports_of_both_sides_agree(python: Path, installed: str, device: str) -> None:
-    variables = {"DS_ACCELERATOR": device, "ACCEL_ACCELERATOR": device, "PYTHONPATH": installed}
+def test_the_reports_of_both_sides_agree(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cpu", "PYTHONPATH": installed}
     theirs, ours = run(python, "", "-c", REPORTS, **variables)
     common = theirs.keys() & ours.keys()
     assert {"cpu_adam", "async_io", "fused_adam"} <= common

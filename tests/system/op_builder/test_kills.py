@@ -18,19 +18,9 @@ from op_builder.cache.eviction import examine, remove, usages
 from op_builder.cache.store import Cache
 from op_builder.engine import build
 from tests.support.compilers import wait_until
-from tests.support.processes import fork, quick, race, wait_for
+from tests.support.processes import fork, quick, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.first]
-
-
-# Each starts eight processes at once; a fault of the lock or of publishing showed in the first two.
-ROUNDS = 2
-
-
-@pytest.mark.parametrize("locks", [True, False])
-def test_rounds_of_eight_processes(tmp_path: Path, locks: bool) -> None:
-    compiles = [race(tmp_path / str(number), locks=locks) for number in range(ROUNDS)]
-    assert not locks or compiles == [1] * ROUNDS
 
 
 # The functions that begin the steps of a build. Between two of them the process writes nothing that others read, so one

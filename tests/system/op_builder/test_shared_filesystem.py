@@ -247,37 +247,3 @@ def test_a_damaged_entry_is_set_aside_and_built_again(site: Site) -> None:
     (again,) = site.server_cache.entries()
     assert again.is_intact()
     assert again.manifest.sha256 == entry.manifest.sha256
-
-
-@with_locks("local")
-def test_what_one_host_has_replaced_the_other_does_not_set_aside(site: Site) -> None:
-    found, replaced = site.op / "found", site.op / "replaced"
-
-    def load_with_late_news() -> None:
-        set_aside = Cache.set_aside
-
-        def later(cache: Cache, directory: Path, reason: str) -> None:
-            found.write_text("")
-            while not replaced.exists():
-                time.sleep(0.01)
-            set_aside(cache, directory, reason)
-
-        Cache.set_aside = later  # type: ignore[method-assign]
-        builder(site.op, site.other.cache).load()
-
-    assert wait_for([site.one.load(site.op)]) == [0]
-    (entry,) = site.server_cache.entries()
-    truncate(entry)
-    late = site.other.start(load_with_late_news)
-    try:
-        while not found.exists():
-            assert os.waitpid(late, os.WNOHANG) == (0, 0), "it did not find the damage"
-            time.sleep(0.01)
-        assert wait_for([site.one.load(site.op)]) == [0]
-    finally:
-        replaced.write_text("")
-    assert wait_for([late]) == [0]
-    (again,) = site.server_cache.entries()
-    assert again.is_intact()
-    (rejected,) = (site.server_cache.home / "rejected").iterdir()
-    assert (rejected / "entry" / entry.artifact.name).stat().st_size == 1000

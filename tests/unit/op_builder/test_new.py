@@ -49,7 +49,7 @@ def test_what_serves_other_devices_is_left_out(tmp_path: Path, devices: list[str
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["", "9x", "a b", "class", "Caps", "_x", "x_", "a-b", "a/b", "../up"])
+@pytest.mark.parametrize("name", ["", "9x", "class", "Caps", "_x", "a-b", "../up"])
 def test_a_name_that_python_or_a_builder_cannot_have_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(new.NewPackageError, match="cannot be the name of a package"):
         new.create(name, tmp_path / "it")

@@ -196,46 +196,32 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
 
 
-@pytest.mark.parametrize(
-    ("builders", "request_", "message", "remedy"),
-    [
-        pytest.param(
-            OBJECTS,
-            BuildRequest(True, {"ACCEL_BUILD_ACME_MOON": True}),
-            "acme_moon cannot be built: It needs the moon.",
-            "ACCEL_BUILD_ACME_MOON=0",
-            id="incompatible",
-        ),
-        pytest.param(
-            OBJECTS,
-            BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True}),
-            "acme_unmade cannot be built: Its builder cannot be created: RuntimeError: no luck",
-            "ACCEL_BUILD_ACME_UNMADE=0",
-            id="no builder",
-        ),
-        pytest.param(
-            f"import no_such_module\n{ADD}",
-            EVERYTHING,
-            "No module named 'no_such_module'",
-            "unset ACCEL_BUILD_OPS",
-            id="module cannot be imported",
-        ),
-        pytest.param(
-            BROKEN,
-            EVERYTHING,
-            "broken.cpp:1:2: error: #error broken on purpose",
-            "ACCEL_BUILD_ACME_BROKEN=0",
-            id="does not compile",
-        ),
-        pytest.param(
-            ADD,
-            BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False}),
-            "ACCEL_BUILD_ACME_SUN is set, but no op has that name.",
-            "Did you mean ACCEL_BUILD_ACME_SUM?",
-            id="unknown op",
-        ),
-    ],
-)
+# The builders, what is requested, the error and its remedy.
+UNBUILDABLE = {
+    "incompatible": (
+        *(OBJECTS, BuildRequest(True, {"ACCEL_BUILD_ACME_MOON": True})),
+        *("acme_moon cannot be built: It needs the moon.", "ACCEL_BUILD_ACME_MOON=0"),
+    ),
+    "no builder": (
+        *(OBJECTS, BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True})),
+        *("acme_unmade cannot be built: Its builder cannot be created: RuntimeError", "ACCEL_BUILD_ACME_UNMADE=0"),
+    ),
+    "module cannot be imported": (
+        *(f"import no_such_module\n{ADD}", EVERYTHING),
+        *("No module named 'no_such_module'", "unset ACCEL_BUILD_OPS"),
+    ),
+    "does not compile": (
+        *(BROKEN, EVERYTHING),
+        *("broken.cpp:1:2: error: #error broken on purpose", "ACCEL_BUILD_ACME_BROKEN=0"),
+    ),
+    "unknown op": (
+        *(ADD, BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False})),
+        *("ACCEL_BUILD_ACME_SUN is set, but no op has that name.", "Did you mean ACCEL_BUILD_ACME_SUM?"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("builders", "request_", "message", "remedy"), UNBUILDABLE.values(), ids=UNBUILDABLE)
 def test_an_op_that_cannot_be_built_is_an_error(
     tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
 ) -> None:

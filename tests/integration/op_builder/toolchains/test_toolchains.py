@@ -85,15 +85,12 @@ esac"""
 @pytest.mark.parametrize(
     ("system", "wheels", "of_torch", "found"),
     [
-        (None, [13], None, "wheel 13"),
         (None, [13], "12.8", "wheel 13"),
         (None, [13, 14], "13.0", "wheel 13"),
         (None, [13, 14], None, "wheel 14"),
-        (12, [13], None, "system 12"),
         (12, [13], "12.8", "system 12"),
         (12, [13], "13.0", "wheel 13"),
         (13, [13], "13.0", "system 13"),
-        (12, [14], "13.0", "system 12"),
         (12, [], "13.0", "system 12"),
     ],
 )
