@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -11,7 +10,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import release
@@ -113,9 +111,6 @@ def test_the_report_shows_what_is_installed_with_the_facts_of_the_manifest(
     assert re.search(rf"without +.*\b{NOT_OF_THE_CPU}\b.*: ", table)
 
 
-# What is requested -----------------------------------------------------------------------
-
-
 def test_an_op_that_does_not_compile_fails_the_install_with_the_reason(tree: Path, with_torch: Environment) -> None:
     (tree / "csrc" / "bindings" / "cpu_sgd.cpp").write_text("this is no C++;\n")
     before = listing(with_torch.site)
@@ -126,19 +121,13 @@ def test_an_op_that_does_not_compile_fails_the_install_with_the_reason(tree: Pat
     assert listing(with_torch.site) == before
 
 
-# The tag ---------------------------------------------------------------------------------
+# Its libraries and bytes -----------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def audit(ops_wheel: Path) -> dict[str, Any]:
-    """What auditwheel finds in the wheel."""
-    if importlib.util.find_spec("auditwheel") is None:
-        pytest.skip("auditwheel is not installed")
+def test_auditwheel_finds_no_library_but_torchs_own_and_oneccls(ops_wheel: Path) -> None:
+    pytest.importorskip("auditwheel")
     output = run(sys.executable, "-m", "auditwheel", "show", "--json", ops_wheel, cwd=ops_wheel.parent)
-    return dict(json.JSONDecoder().raw_decode(output)[0])
-
-
-def test_auditwheel_finds_no_library_but_torchs_own_and_oneccls(audit: dict[str, Any]) -> None:
+    audit = json.JSONDecoder().raw_decode(output)[0]
     assert not audit["pure"]
     assert audit["external_libs"], "torch's, at least"
     others = {name for name in audit["external_libs"] if not re.fullmatch(r"lib(torch|c10)\w*\.so", name)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,11 @@ def test_kernels_run_in_order_on_torchs_xpu_stream(tmp_path: Path) -> None:
         x = torch.arange(float(length))
         assert op.between(x, 2.0)
         assert torch.equal(x, (torch.arange(float(length)) + 1) * 2 + 3)
+
+
+def test_a_wrong_number_of_arguments_is_an_error(op: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"tests::scale<float> takes 3 arguments and was given 2"):
+        op.forget_(torch.ones(3), 2.0)
 
 
 def test_an_error_in_a_kernel_names_its_file_and_line(tmp_path: Path) -> None:
@@ -343,3 +350,37 @@ def test_the_driver_that_the_user_names_is_kept(place: Path) -> None:
     named = f"{runtime.opencl_cpu}:/nowhere/libnothing.so"
     done = run_with_op(place, 'print(os.environ["OCL_ICD_FILENAMES"])', OCL_ICD_FILENAMES=named)
     assert done.stdout == f"{named}\n", done.stderr
+
+
+@pytest.mark.usefixtures("op")
+def test_a_child_process_keeps_kernels_in_its_own_cache(tmp_path: Path) -> None:
+    """Not in the one of which its parent has opened an op; a user's own directory stays his there, too."""
+    code = "import sys, pathlib; from op_builder.toolchains.sycl_runtime import runtime_variables"
+    command = [
+        sys.executable,
+        "-c",
+        f"{code}; print(runtime_variables(None, pathlib.Path(sys.argv[1])))",
+        str(tmp_path),
+    ]
+    assert "SYCL_CACHE_DIR" in env.child_environment()
+    inherited = ast.literal_eval(run(command, environment=env.child_environment()).output)
+    assert inherited["SYCL_CACHE_DIR"] == str(tmp_path)
+    named = ast.literal_eval(run(command, environment=env.child_environment(SYCL_CACHE_DIR="/mine")).output)
+    assert "SYCL_CACHE_DIR" not in named
+    assert "SYCL_CACHE_PERSISTENT" in named
+
+
+def test_the_build_command_reports_kernels_that_were_not_compiled(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder import build
+
+    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
+    monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder)
+    with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
+        assert build.main(["sycl_scale", "--json"]) == 0
+        (op,) = json.loads(capsys.readouterr().out)["ops"]
+        assert build.main(["sycl_scale"]) == 0
+    assert (op["status"], op["path"] != "") == ("cached", True)
+    assert op["message"].startswith("kernels not compiled: No SYCL CPU device was found; devices: none")
+    assert "kernels not compiled: No SYCL CPU device was found" in " ".join(capsys.readouterr().out.split())

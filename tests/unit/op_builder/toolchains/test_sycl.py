@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.errors import EnvironmentValueError
+from op_builder.errors import EnvironmentValueError, SourceNotFoundError
 from op_builder.toolchains.sycl import Accepted, SyclFacts, choose, gather_facts
 from op_builder.toolchains.sycl_runtime import SyclRuntime
 from op_builder.toolchains.sycl_texts import collect_texts
@@ -107,3 +107,16 @@ def test_headers_of_one_name_in_several_directories_stay_apart(tmp_path: Path) -
     assert found.files["include1/config.h"] == "// a\n"
     assert found.files["include2/config.h"] == "// b\n"
     assert found.options == ("-I/accel_ops_kernels/include1", "-I/accel_ops_kernels/include2")
+
+
+def test_a_text_that_no_name_would_find_and_a_name_for_two_texts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path, {"k/k.hpp": '#include "../other/x.h"\n', "other/x.h": ""})
+    with pytest.raises(SourceNotFoundError, match=r"other/x\.h lies outside"):
+        collect_texts([tmp_path / "k/k.hpp"], [], [], SyclFacts)
+    write_texts(tmp_path, {"own/include0/x.h": "// own\n", "own/k.hpp": '#include "include0/x.h"\n#include "y.h"\n'})
+    write_texts(tmp_path, {"far/y.h": '#include "x.h"\n', "far/x.h": "// far\n"})
+    monkeypatch.setattr("op_builder.paths.outermost_bases", lambda _owner: [tmp_path / "own"])
+    with pytest.raises(SourceNotFoundError, match=r"would both be named 'include0/x\.h'"):
+        collect_texts([tmp_path / "own/k.hpp"], [tmp_path / "far"], [], SyclFacts)
