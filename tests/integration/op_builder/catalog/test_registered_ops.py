@@ -19,6 +19,7 @@ from op_builder import build, env
 from op_builder.catalog.registered_ops import RegisteredPackage
 from op_builder.catalog.registry import all_builders, find_builder, registered_packages
 from op_builder.errors import UnknownOpError
+from op_builder.report import collect
 from op_builder.report.__main__ import main as report_main
 from op_builder.report.collect import find_op, op_row
 from op_builder.report.render import print_report
@@ -214,6 +215,35 @@ def test_the_first_package_by_label_gets_a_name(site: Site) -> None:
     assert type(all_builders(CPU)["same_op"]).__module__ == first
     assert type(all_builders(CPU)["free_op"]).__module__ == other
     assert not package("a-first").problems
+
+
+@pytest.mark.parametrize("device", [CPU, "op_builder.cuda", "op_builder.xpu"])
+def test_every_device_has_the_registered_ops_after_its_own(acme: str, device: str) -> None:
+    modules = {name: type(builder).__module__ for name, builder in all_builders(device).items()}
+    assert modules["acme_cuda"] == f"{acme}.ops.device"
+    assert modules["acme_scale"] == f"{acme}.ops.host"
+    names = list(modules)
+    assert names.index("acme_cuda") > max(names.index(name) for name in names if modules[name].startswith("op_builder"))
+
+
+def test_a_class_that_is_only_imported_is_not_registered(site: Site) -> None:
+    module = site.install_module(
+        "from op_builder.cpu import CPUAdamBuilder\n\nclass AcmeAdamBuilder(CPUAdamBuilder):\n    NAME = 'acme_adam'\n"
+    )
+    assert list(package().classes) == ["AcmeAdamBuilder"]
+    assert package().problems == ()
+    assert find_builder("AcmeAdamBuilder", CPU).__module__ == module
+
+
+def test_the_report_shows_why_a_package_has_no_ops(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    module = site.install_module("import acme_missing_driver\n")
+    data = collect.report()
+    problem = f"{module} cannot be imported: ModuleNotFoundError: No module named 'acme_missing_driver'"
+    assert {"label": "acme", "module": module, "ops": [], "problems": [problem]} in data["registered"]
+    print_report(data, Console())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{module}: no ops" in shown
+    assert "'acme_missing_driver'" in shown
 
 
 ABSTRACT = "from op_builder import OpBuilder\nclass EmptyBuilder(OpBuilder):\n    NAME = 'empty'\n"

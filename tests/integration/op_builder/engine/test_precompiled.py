@@ -13,6 +13,7 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions
 from op_builder.engine.commands import PRECOMPILED_DIRECTORY, build_commands
+from op_builder.errors import ToolchainError
 from op_builder.load.resolver import Request, compile_now
 
 TEXT = """#include <torch/extension.h>
@@ -53,6 +54,19 @@ def offered(builder: TextBuilder, staging: Path) -> bool:
 def test_only_flags_that_gcc_insists_on_ask_for_another_header(cache: Cache, flag: str, same: bool) -> None:
     plain, other = (precompiled.header_plan(TextBuilder(cache, *flags).plan()) for flags in ((), (flag,)))
     assert (plain == other) is same
+
+
+def test_another_compiler_is_refused(cache: Cache, tmp_path: Path) -> None:
+    clang = tmp_path / "clang++"
+    clang.write_text(
+        '#!/bin/sh\ncase "$*" in *-dM*) echo "#define __clang__ 1";; *machine*) echo x;; *) echo clang 19;; esac\n'
+    )
+    clang.chmod(0o755)
+    with env.scope(CXX=str(clang)):
+        request = Request.of(TextBuilder(cache))
+        assert request.toolset is not None
+        with pytest.raises(ToolchainError, match="is not GCC"):
+            precompiled.precompile(request.plan, request.toolset, cache)
 
 
 @pytest.fixture(scope="module")
