@@ -23,9 +23,7 @@ PROBE_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
 
 
-def failure_of(
-    command: Sequence[str], sources: Mapping[str, str] | None = None, timeout_s: float = PROBE_TIMEOUT_S
-) -> str:
+def failure_of(command: Sequence[str], sources: Mapping[str, str], timeout_s: float = PROBE_TIMEOUT_S) -> str:
     """Run a command in a temporary directory; the cause of its failure, empty when it worked.
 
     Args:
@@ -38,7 +36,7 @@ def failure_of(
         with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
             # As a build: the compiler's own temporary files there, and the locale C, as diagnostics are searched.
             environment = env.child_environment(LC_ALL="C", TMPDIR=name)
-            for source, text in (sources or {}).items():
+            for source, text in sources.items():
                 Path(name, source).write_text(text)
             done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
             wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
