@@ -28,6 +28,9 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         sys.exit(
             f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install {error.name}."
         )
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        status = 128 + signal.SIGINT
     except BrokenPipeError:
         # Python flushes stdout when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
