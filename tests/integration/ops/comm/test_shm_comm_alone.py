@@ -17,14 +17,9 @@ SOURCES = [
 
 @pytest.mark.slow
 @pytest.mark.first
+@needs_sources
 @each_watch
 def test_no_race_no_stray_access_and_every_element(tmp_path: Path, compiler: str, sanitizer: str) -> None:
     program = tmp_path / "shm_comm_check"
     result = run_watched(program, compiler, sanitizer, SOURCES, 400, flags=["-ffp-contract=off"])
     assert result.count("ranks: done") == 4
-
-
-@needs_sources
-def test_slots_are_written_the_faster_way(tmp_path: Path) -> None:
-    sources = [ROOT / "tests/support/native/streaming_check.cpp"]
-    assert "chosen well" in run_watched(tmp_path / "check", "g++", "address,undefined", sources)
