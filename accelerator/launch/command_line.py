@@ -26,6 +26,7 @@ from accelerator.launch.topology import Topology, own_affinity, read_caches, rea
 from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.system.cgroups import HostFiles
+from op_builder.system.target import require_supported
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> 
     options = parse(sys.argv[1:] if arguments is None else arguments, prog)
     set_log_level(options.log_level)
     try:
+        require_supported(sys.platform)
         return _show_topology(options) if options.show_topology else _launch(options)
     except AccelError as error:
         print(f"accel-launch: {error}", file=sys.stderr)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from accelerator.launch.plan import HostPlan
 
 VARIABLE = env.ACCEL_LAUNCH_ID.name  # inherited by all processes of a launch
-END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+END_SIGNALS: tuple[signal.Signals, ...] = tuple(
+    number for number in signal.Signals if number.name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+)
 _CHILD = Path(__file__).resolve().with_name("child.py")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _POLL_S = 0.05

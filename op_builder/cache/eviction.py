@@ -13,7 +13,6 @@ leaves some; builds that were killed leave their staging directories.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from collections.abc import Iterable
@@ -28,6 +27,7 @@ from op_builder.cache.removal import Folder, file_system_now, folder, places
 from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
+from op_builder.system.file_lock import try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -269,9 +269,8 @@ def _remove_unheld(locks: Folder, name: str, age_s: float) -> None:
         options = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, options, dir_fd=locks.descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+            if not try_lock(descriptor):
+                return
         except OSError:  # the file system does not support locks
             if age_s < SURELY_OVER_S:
                 return

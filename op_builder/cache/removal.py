@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
@@ -19,8 +18,6 @@ from pathlib import Path
 
 from op_builder.cache.layout import GENERATED, HOME
 from op_builder.cache.ownership import Refusal, distrusted, signature, warn_once
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Folder:
@@ -70,11 +67,21 @@ class Folder:
     def remove_tree(self, name: str) -> None:
         """Remove a directory, as far as that is permitted."""
         if self.has(name):
-            # By its descriptor's name, because rmtree() has no dir_fd in Python 3.10; it follows no links itself.
-            shutil.rmtree(f"/proc/self/fd/{self.descriptor}/{name}", ignore_errors=True)
+            _remove_tree(name, self.descriptor)
 
     def now(self) -> float:
         return file_system_now(self.path)
+
+
+def _remove_tree(name: str, directory: int) -> None:
+    # Not by rmtree(), which has no dir_fd in Python 3.10. What cannot be removed stays.
+    with contextlib.suppress(OSError):
+        for _, names, files, descriptor in os.fwalk(name, topdown=False, dir_fd=directory):
+            for entry in (*files, *names):
+                for remove in (os.unlink, os.rmdir):  # unlink() also removes links to directories
+                    with contextlib.suppress(OSError):
+                        remove(entry, dir_fd=descriptor)
+        os.rmdir(name, dir_fd=directory)
 
 
 @contextmanager
@@ -97,9 +104,10 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
     descriptor = None
     if refusal is None:
         try:
-            descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            descriptor = os.open(root, directory)
             for name in (HOME, *names):
-                outer, descriptor = descriptor, os.open(name, _DIRECTORY, dir_fd=descriptor)
+                outer, descriptor = descriptor, os.open(name, directory | os.O_NOFOLLOW, dir_fd=descriptor)
                 os.close(outer)
             return descriptor
         except FileNotFoundError:

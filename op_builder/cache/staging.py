@@ -8,7 +8,6 @@ system has no locks, only the age decides.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from op_builder.cache.layout import STAGING
 from op_builder.cache.removal import Folder, folder
+from op_builder.system.file_lock import try_lock
 
 _ALIVE = "alive"
 # A new directory may be without its lock for so long.
@@ -52,7 +52,7 @@ def sign_of_life(directory: Path) -> Iterator[None]:
     fresh = directory / f"{_ALIVE}.new"
     with fresh.open("w") as file:
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(file)
         fresh.replace(directory / _ALIVE)  # locked before it can be seen
         yield
 
@@ -104,9 +104,6 @@ def _is_locked(staging: Folder, name: str) -> bool:
     options = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(f"{name}/{_ALIVE}", options, dir_fd=staging.descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor)
     finally:
         os.close(descriptor)
-    return False

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -86,6 +87,10 @@ class Cache:
     """
 
     def __init__(self, root: Path | None = None, *, is_ours: bool = True, in_package: bool = False) -> None:
+        if sys.platform == "win32":  # Windows has neither the locks nor the permissions that a cache relies on
+            from op_builder.system.target import require_supported
+
+            require_supported(sys.platform)
         self.root = root or default_cache_dir()
         self.home = self.root if in_package else self.root / HOME
         self._is_ours = is_ours and not in_package

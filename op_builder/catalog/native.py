@@ -75,6 +75,14 @@ class AsyncIOBase(NativeOpBuilder):
         return [guarded("storage engine", forced_engine_check)]
 
 
+def linux_check(op: Op, system: str) -> list[CheckOutcome]:
+    """A failed check with the table's reason where ``op`` does not work on ``system``, as ``sys.platform``."""
+    from op_builder.system.outcomes import Failed
+
+    reason = None if system == "linux" else dict(op.left_out).get(system)
+    return [Failed("system", f"{reason}; this is {system}.", "Use gloo here.")] if reason else []
+
+
 class SharedMemoryBase(NativeOpBuilder):
     """Needs Linux with memfd_create(2), and no library."""
 
@@ -85,7 +93,10 @@ class SharedMemoryBase(NativeOpBuilder):
     def load_checks(self) -> list[CheckOutcome]:
         from op_builder.system.outcomes import guarded
 
-        return [*super().load_checks(), guarded("shared memory", shared_memory_check)]
+        return linux_check(self.OP, sys.platform) or [
+            *super().load_checks(),
+            guarded("shared memory", shared_memory_check),
+        ]
 
 
 def shared_memory_check() -> CheckOutcome:
@@ -93,8 +104,6 @@ def shared_memory_check() -> CheckOutcome:
     from op_builder.system.outcomes import Failed, Passed
 
     name = "shared memory"
-    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        return Failed(name, f"memfd_create(2) exists only on Linux; this is {sys.platform}.", "Use gloo here.")
     try:
         os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
@@ -121,12 +130,17 @@ class OneCCLBase(NativeOpBuilder):
         from op_builder.system.outcomes import guarded
         from op_builder.toolchains.oneccl import build_check
 
-        return [*super().build_checks(), guarded("oneCCL headers", lambda: build_check(self.cache.memo))]
+        return linux_check(self.OP, sys.platform) or [
+            *super().build_checks(),
+            guarded("oneCCL headers", lambda: build_check(self.cache.memo)),
+        ]
 
     def load_checks(self) -> list[CheckOutcome]:
         from op_builder.system.outcomes import guarded
         from op_builder.toolchains.oneccl import load_check
 
+        if linux_check(self.OP, sys.platform):  # as the build's checks report
+            return []
         return [guarded("oneCCL library", lambda: load_check(self.cache.memo))]
 
     def open_libraries(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -40,6 +39,7 @@ from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.plan import BuildPlan
+from op_builder.system.file_lock import try_lock
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.jobs import JobBudget, job_count
 from op_builder.toolchains.toolset import Toolset
@@ -331,11 +331,9 @@ def _wait_for_lock(file: IO[str], op: str, cancel: threading.Event) -> bool:
     longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
     next_s = _SILENT_S
     while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(file):
             return True
-        except BlockingIOError:
-            waited_s = time.monotonic() - started
+        waited_s = time.monotonic() - started
         if cancel.is_set():
             raise BuildCancelled("The build was cancelled before it began.")
         if waited_s >= longest_s:

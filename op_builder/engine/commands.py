@@ -47,8 +47,9 @@ class CompileStep:
 
     @property
     def depfile(self) -> str:
-        # The preprocessor does not read .s, so that the assembler's list is the only one.
-        return self.assembled if self.source.path.suffix == ".s" else f"{self.object_name}.d"
+        # GCC does not preprocess .s, so that the assembler's list is the only one.
+        is_bare = self.source.path.suffix == ".s" and "assembler-with-cpp" not in self.command
+        return self.assembled if is_bare else f"{self.object_name}.d"
 
     @property
     def assembled(self) -> str:
@@ -113,11 +114,13 @@ def compile_steps(
             command = _compile_sycl(plan, source, toolset, maps)
         else:
             is_cxx = source.language is Language.CXX
-            flags = [flag for flag in (*plan.cxx_flags, *source.flags) if is_cxx or not _ONLY_CXX.match(flag)]
             language = ["-x", "c"] if source.language is Language.C else header if is_cxx else []
-            command = [*_compile_cxx(plan, flags, toolset, maps), *language]
             if toolset.cxx.is_gcc:
                 output.append(f"-Wa,--MD,{object_name}.as.d")
+            elif source.path.suffix == ".s":
+                language = ["-x", "assembler-with-cpp"]  # clang lists what it reads only for text that it preprocesses
+            flags = [flag for flag in (*plan.cxx_flags, *source.flags) if is_cxx or not _ONLY_CXX.match(flag)]
+            command = [*_compile_cxx(plan, flags, toolset, maps), *language]
         # -MD, not -MMD: a system header, such as libaio.h, can change the binary like one of the op's own.
         steps.append(CompileStep(source, object_name, (*command, *output)))
     return tuple(steps)

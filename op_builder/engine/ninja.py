@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -147,8 +146,15 @@ def _poll(process: Popen[bytes]) -> tuple[bool, int]:
     process.returncode = os.waitstatus_to_exitcode(status)
     # Linux counts the memory of the process that starts a program as the program's own. A larger figure is a
     # compiler's.
+    import resource  # not at the top: Windows has none
+
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return False, usage.ru_maxrss * 1024 if usage.ru_maxrss > own else 0
+    return False, peak_bytes(usage.ru_maxrss, sys.platform) if usage.ru_maxrss > own else 0
+
+
+def peak_bytes(maxrss: int, system: str) -> int:
+    """``ru_maxrss`` of getrusage(2) in bytes: Linux counts kibibytes, macOS bytes."""
+    return maxrss if system == "darwin" else maxrss * 1024
 
 
 def _path(text: str) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.store import Entry
-from op_builder.errors import AccelError
+from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.load.loader import NOEXEC_REMEDY
 from op_builder.load.op import Op
 from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
 from op_builder.load.resolver import JIT_FORBIDDEN, JIT_REMEDY, Request
 from op_builder.system.file_contents import mapping_obstacle
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, failures, guarded
+from op_builder.system.target import require_supported
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ class Availability:
 
 def examine(op: Op) -> Availability:
     """Find out what ``load()`` would do, without compiling the op."""
+    try:
+        require_supported(sys.platform)
+    except IncompatibleOpError as error:
+        return Availability(None, None, [Failed("system", error.message, error.remedy)])
     prebuilt = find_prebuilt(op)
     if isinstance(prebuilt, Entry):
         prebuilt = refused_by_linker(prebuilt) or prebuilt

@@ -91,6 +91,7 @@ def _require_loadable(op: Op) -> None:
 
 def _open_needed(entry: Entry, op: Op) -> None:
     """Open the libraries that the binary names without a path and that torch does not load."""
+    open_torch_for_all(sys.platform)
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 
@@ -98,6 +99,18 @@ def _open_needed(entry: Entry, op: Op) -> None:
             import_ipex()
         open_runtime(op.cache.kernel_directory(), f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
     op.open_libraries()
+
+
+def open_torch_for_all(system: str) -> None:
+    """On macOS binaries name no library of torch: they find its functions in libraries that are open for all."""
+    if system == "darwin":
+        import ctypes
+
+        from op_builder.system.target import library_file
+        from op_builder.system.torch_install import torch_install
+
+        for name in ("torch_cpu", "torch_python"):
+            ctypes.CDLL(str(torch_install().library_dir / library_file(name, system)), mode=ctypes.RTLD_GLOBAL)
 
 
 def _open_accel(entry: Entry) -> Any:

@@ -46,7 +46,7 @@ def run(
     Raises:
         ToolchainError: it cannot be started, or runs longer than ``timeout_s`` seconds.
     """
-    line = shlex.join(command)
+    line = shlex.join(word if "\n" not in word else "..." for word in command)  # a program of `python -c`
     require_exit_codes()
     with _scratch() as output, _scratch() as errors:
         try:

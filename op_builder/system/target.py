@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from op_builder import env
-from op_builder.errors import EnvironmentValueError
+from op_builder.errors import EnvironmentValueError, IncompatibleOpError
 
 
 class Target(NamedTuple):
@@ -39,6 +39,19 @@ _UNSUPPORTED = {
     "macosx_x86_64": "torch >= 2.10 does not run there",
     "win_amd64": "the ops call functions of POSIX",
 }
+
+
+def require_supported(system: str) -> None:
+    """Check that native ops and accel-launch can work on ``system``, as ``sys.platform``.
+
+    Raises:
+        IncompatibleOpError: it is Windows.
+    """
+    if system == "win32":
+        raise IncompatibleOpError(
+            "Native ops and accel-launch need Linux or macOS; this is Windows.",
+            "Use WSL 2. Without it get_accelerator() works, except for its ops.",
+        )
 
 
 def library_file(name: str, system: str) -> str:

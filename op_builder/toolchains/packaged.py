@@ -38,7 +38,9 @@ def packaged_command(language: str, target: Target | None = None) -> tuple[str, 
         return command
     # Without a target it compiles for this CPU alone; the binary runs with this glibc or a newer one.
     triple = f"{platform.machine()}-linux-gnu.{_OLDEST_GLIBC}" if target is None else target.triple
-    return (*command, "-target", triple, "-fno-sanitize=undefined")
+    # Zig searches only its own directories then; Debian's Python.h includes a file of the system's.
+    system = ["-idirafter", "/usr/include"] if target is None else []
+    return (*command, "-target", triple, "-fno-sanitize=undefined", *system)
 
 
 def strip_flags(system: str) -> list[str]:

@@ -63,6 +63,9 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
         command, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
     else:
         cxx = find_cxx(memo)
+        if cxx.is_zig:
+            reason = "clang of ziglang uses libc++, and libsycl's functions take the types of libstdc++."
+            return Failed(_HOST, reason, "Install g++ or clang++, or set CXX to one.")
         command, identity, program = list(cxx.command), cxx.identity, cxx.path
 
     def compile_and_link(directory: Path) -> list[str]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
+
+
+def require_program(name: str) -> str:
+    """The path of a program, or the test is skipped."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
 
 
 def program(path: Path, body: str) -> Path:
@@ -20,6 +30,7 @@ def program(path: Path, body: str) -> Path:
 
 def fake_compiler(path: Path, when_compiling: str) -> str:
     """A g++ that answers queries and passes the probe, but treats the source of ``small`` differently."""
+    require_program("g++")
     return str(program(path, f'case "$*" in\n*small.cpp*) {when_compiling} ;;\nesac\nexec g++ "$@"'))
 
 
@@ -40,6 +51,7 @@ class EndlessCompiler:
 
     @staticmethod
     def make(directory: Path) -> EndlessCompiler:
+        require_program("g++")
         path, log = directory / "slow-g++", directory / "started"
         compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{log}; wait'
         program(path, f'case "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac')

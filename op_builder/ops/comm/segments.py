@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from typing import Any
 
@@ -25,6 +24,8 @@ def shared_segments(
     try:
         descriptor = _segment(ops, size_bytes, meeting.size)
         if is_locked:  # until this process ends: the others check it
+            import fcntl  # not at the top: Windows has none
+
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except SharedMemorySpaceError as error:
         failure = error

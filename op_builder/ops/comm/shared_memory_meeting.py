@@ -68,7 +68,8 @@ def _forget_secret() -> None:
     _process_secret = os.urandom(8).hex()
 
 
-os.register_at_fork(after_in_child=_forget_secret)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_secret)
 
 
 class RankFacts(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ from op_builder.cache.removal import file_system_now
 from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops.io.aio_operation import REMEDIES
+from op_builder.system.file_lock import try_lock
 
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
@@ -133,9 +133,10 @@ class StoreFiles:
             partial = self.directory / f".{this_host()}@{os.getpid()}@{secrets.token_hex(8)}{_PARTIAL}"
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
+                is_ours = True
                 with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if os.path.exists(partial):  # another process may have removed it before it was locked
+                    is_ours = try_lock(descriptor)
+                if is_ours and os.path.exists(partial):  # or another process removes it, as if its writer were killed
                     return partial, descriptor
             except BaseException:
                 os.close(descriptor)
@@ -201,13 +202,8 @@ def _remove_if_abandoned(partial: Path, now: float) -> None:
     try:
         is_abandoned = now - os.fstat(descriptor).st_mtime > _ABANDONED_S
         if host == this_host():
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_abandoned = True
-            except BlockingIOError:
-                is_abandoned = False
-            except OSError:  # a file system without locks
-                pass
+            with contextlib.suppress(OSError):  # a file system without locks
+                is_abandoned = try_lock(descriptor)
         if is_abandoned:
             partial.unlink()  # still locked: a writer that is about to lock it then sees that it is removed
     finally:

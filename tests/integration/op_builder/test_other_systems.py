@@ -1,0 +1,123 @@
+"""What Windows and macOS lack or do in another way, shown on Linux."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from op_builder.catalog import table
+from op_builder.catalog.native import linux_check
+from op_builder.engine.ninja import peak_bytes
+from op_builder.errors import IncompatibleOpError
+from op_builder.system.outcomes import Failed
+from op_builder.system.target import require_supported
+
+# Modules and names of Python that Windows does not have. Packages that look at sys.platform are imported before.
+_WINDOWS = """
+import os, signal, subprocess, sys, sysconfig, tempfile
+sysconfig.get_config_vars()
+import filelock, psutil, rich.console, rich.progress, rich.table, torch, torch._dynamo
+import torch.distributed.run
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):
+    sys.modules[name] = None
+for name in ("fork", "geteuid", "getuid", "killpg", "memfd_create", "register_at_fork", "sched_getaffinity", "statvfs",
+             "uname", "wait4", "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "RTLD_GLOBAL", "WNOHANG"):
+    delattr(os, name)
+for name in ("SIGKILL", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE"):
+    delattr(signal, name)
+sys.platform = "win32"
+"""
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+
+
+def test_on_windows_the_accelerator_works_and_ops_are_refused_with_a_remedy() -> None:
+    done = _run(
+        _WINDOWS
+        + """
+from accelerator import get_accelerator
+assert get_accelerator().device_name()
+assert get_accelerator().communication_backend_name()
+builder = get_accelerator().create_op_builder("CPUAdamBuilder")
+assert not builder.is_compatible()
+from op_builder.errors import IncompatibleOpError
+try:
+    builder.load()
+except IncompatibleOpError as error:
+    print(error)
+from op_builder.report.__main__ import main
+assert main([]) == 1
+from accelerator.launch.command_line import main
+assert main(["program.py"]) == 2
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    for text in (done.stdout, *done.stderr.strip().split("accel-launch: ")):
+        assert "need Linux or macOS; this is Windows.\n  Remedy: Use WSL 2." in text
+
+
+def test_on_windows_every_module_can_be_imported() -> None:
+    done = _run(
+        _WINDOWS
+        + """
+import importlib, pkgutil
+for package in ("accelerator", "op_builder"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        # The first is to raise without DeepSpeed; the second imports matplotlib.
+        if module.name not in ("op_builder.integrations.deepspeed", "op_builder.tune_aio.picture"):
+            importlib.import_module(module.name)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_other_systems_are_supported(system: str) -> None:
+    require_supported(system)
+
+
+def test_windows_is_refused() -> None:
+    with pytest.raises(IncompatibleOpError, match="this is Windows"):
+        require_supported("win32")
+
+
+def test_on_macos_libraries_find_torchs_functions_in_the_process(tmp_path: Path) -> None:
+    done = _run(
+        f"""
+import ctypes, os
+import torch
+from op_builder.load import loader
+from op_builder.system import torch_install
+found = torch_install.torch_install()
+os.mkdir({str(tmp_path / "lib")!r})
+for name in ("torch_cpu", "torch_python"):
+    os.link(found.library_dir / f"lib{{name}}.so", f"{tmp_path}/lib/lib{{name}}.dylib")
+torch_install.torch_install = lambda: found._replace(root=torch_install.Path({str(tmp_path)!r}))
+process = ctypes.CDLL(None)
+assert not hasattr(process, "aoti_torch_dtype_float32")
+loader.open_torch_for_all("linux")
+assert not hasattr(process, "aoti_torch_dtype_float32")
+loader.open_torch_for_all("darwin")
+assert process.aoti_torch_dtype_float32() == 6
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("system", "size_bytes"), [("linux", 2048), ("darwin", 2)])
+def test_the_memory_of_a_compiler_is_in_bytes_everywhere(system: str, size_bytes: int) -> None:
+    assert peak_bytes(2, system) == size_bytes
+
+
+@pytest.mark.parametrize("name", ["shm_comm", "ccl_comm"])
+def test_ops_of_linux_are_refused_on_macos_with_the_tables_reason(name: str) -> None:
+    op = next(op for op in table.OPS if op.name == name)
+    (outcome,) = linux_check(op, "darwin")
+    assert isinstance(outcome, Failed)
+    assert "Linux; this is darwin." in outcome.reason
+    assert not linux_check(op, "linux")

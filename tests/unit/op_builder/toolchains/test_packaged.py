@@ -1,0 +1,39 @@
+"""The commands that run clang of ziglang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from op_builder.system.memo import Memo
+from op_builder.system.outcomes import Failed
+from op_builder.system.target import requested_target
+from op_builder.toolchains import packaged, sycl_checks
+from op_builder.toolchains.sycl import SyclToolchain
+
+
+@pytest.fixture
+def ziglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "zig").touch()
+    monkeypatch.setattr(packaged, "_directory_of", lambda _: str(tmp_path))
+
+
+@pytest.mark.usefixtures("ziglang")
+def test_headers_of_this_systems_packages_are_found_after_all_others() -> None:
+    # Debian's Python.h includes <x86_64-linux-gnu/python3.11/pyconfig.h>.
+    here, elsewhere = (packaged.packaged_command("c++", target) for target in (None, requested_target("linux_aarch64")))
+    assert here is not None
+    assert elsewhere is not None
+    assert here[-2:] == ("-idirafter", "/usr/include")
+    assert "/usr/include" not in elsewhere
+
+
+def test_sycl_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.toolchains.compiler.find_cxx", lambda _: SimpleNamespace(is_zig=True))
+    monkeypatch.setattr(sycl_checks, "find_runtime", lambda: SimpleNamespace(prefix="/opt/sycl"))
+    outcome = sycl_checks.host_check(SyclToolchain.RTC, Memo())
+    assert isinstance(outcome, Failed)
+    assert "libstdc++" in outcome.reason
+    assert "Install g++ or clang++" in outcome.remedy
