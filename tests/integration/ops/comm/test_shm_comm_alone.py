@@ -1,4 +1,4 @@
-"""The collectives of shm_comm without torch: by both compilers, without warnings, and watched by their sanitizers."""
+"""The collectives of shm_comm without torch, without warnings, and watched by sanitizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.watched_programs import ROOT, each_watch, needs_sources, run_watched
+from tests.support.watched_programs import ROOT, each_sanitizer, needs_sources, run_watched
 
 SOURCES = [
     ROOT / "tests/support/native/shm_comm_check.cpp",
@@ -18,8 +18,8 @@ SOURCES = [
 @pytest.mark.slow
 @pytest.mark.first
 @needs_sources
-@each_watch
-def test_no_race_no_stray_access_and_every_element(tmp_path: Path, compiler: str, sanitizer: str) -> None:
+@each_sanitizer
+def test_no_race_no_stray_access_and_every_element(tmp_path: Path, sanitizer: str) -> None:
     program = tmp_path / "shm_comm_check"
-    result = run_watched(program, compiler, sanitizer, SOURCES, 400, flags=["-ffp-contract=off"])
+    result = run_watched(program, sanitizer, SOURCES, 400, flags=["-ffp-contract=off"])
     assert result.count("ranks: done") == 4
