@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,9 @@ def expected(size: int, numel: int, dtype: torch.dtype, op: str) -> torch.Tensor
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-def all_collectives(rank: int, size: int, directory: str, backend: str = "accel") -> dict[str, Any]:
+def all_collectives(rank: int, size: int, directory: str) -> dict[str, Any]:
     """Each collective through torch's functions, against what it is to give; and what the group counted."""
-    start(backend, rank, size, directory)
+    start("accel", rank, size, directory)
     for dtype in REDUCIBLE:
         for name, op in OPS.items():
             if dtype == torch.int32 and name == "avg":
@@ -112,61 +112,42 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert [item["rank"] for item in objects] == list(range(size))
-    result = _counts(backend)
     group = dist.group.WORLD
-    if isinstance(group, accel.AccelProcessGroup):
-        result["hosts"] = [list(ranks) for ranks in group.layout.hosts]
+    assert isinstance(group, accel.AccelProcessGroup)
+    result = {**_counts(), "hosts": [list(ranks) for ranks in group.layout.hosts]}
     stop()
     return result
 
 
-def several(rank: int, size: int, directory: str, names: list[str]) -> dict[str, Any]:
-    """Functions of this file, one after another, each with a default group of its own."""
+def several(
+    rank: int, size: int, directory: str, names: list[str], functions: Mapping[str, Any] = globals()
+) -> dict[str, Any]:
+    """Functions, by default of this file, one after another, each with a default group of its own."""
     result = {}
     for name in names:
         place = Path(directory, name)
         place.mkdir(exist_ok=True)
-        result[name] = globals()[name](rank, size, str(place))
+        result[name] = functions[name](rank, size, str(place))
     return result
 
 
-def _counts(backend: str) -> dict[str, Any]:
-    if backend != "accel":
-        return {}
+def _counts() -> dict[str, Any]:
     counts = accel.collective_counts()
     return {"ours": dict(counts.ours), "gloo": dict(counts.gloo)}
 
 
 def what_gloo_does(rank: int, size: int, directory: str) -> dict[str, Any]:
-    """Cases that the group does not cover; their results are right, too."""
+    """Cases that the group does not cover; agreement_programs.any_layout checks what they give."""
     start("accel", rank, size, directory)
     doubles = torch.full((5,), rank + 1.0, dtype=torch.float64)
     dist.all_reduce(doubles)
     assert torch.equal(doubles, torch.full((5,), size * (size + 1) / 2, dtype=torch.float64))
-    product = torch.full((3,), 2.0)
-    dist.all_reduce(product, dist.ReduceOp.PRODUCT)
-    assert torch.equal(product, torch.full((3,), 2.0**size))
-    gathered = [torch.empty(2) for _ in range(size)] if rank == 0 else None
-    dist.gather(torch.full((2,), float(rank)), gathered, dst=0)
-    if gathered is not None:
-        assert [tensor[0].item() for tensor in gathered] == list(range(size))
-    part = torch.empty(2)
-    dist.scatter(part, [torch.full((2,), float(other)) for other in range(size)] if rank == 0 else None, src=0)
-    assert part[0].item() == rank
-    total = torch.ones(4)
-    dist.reduce(total, dst=0)
-    if rank == 0:
-        assert torch.equal(total, torch.full((4,), float(size)))
-    swapped = torch.empty(size)
-    dist.all_to_all_single(swapped, torch.arange(float(size)) + 10 * rank)
-    assert swapped.tolist() == [10.0 * other + rank for other in range(size)]
-    if rank == 0:
-        dist.send(torch.tensor([3.0]), 1)
-    elif rank == 1:
-        received = torch.empty(1)
-        dist.recv(received, 0)
-        assert received.item() == 3
-    result = _counts("accel")
+    parts = [torch.empty(2) for _ in range(size)] if rank == 0 else None
+    dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT)
+    dist.gather(torch.ones(2), parts, dst=0)
+    dist.scatter(torch.empty(2), parts, src=0)
+    dist.reduce(torch.ones(4), dst=0)
+    result = _counts()
     stop()
     return result
 
@@ -213,7 +194,7 @@ def method_names(rank: int, size: int, directory: str) -> dict[str, Any]:
         check(name, out, part, [out], [source])
     check("reduce_scatter", out, part, [out], [cut])
     check("barrier", out, part)
-    counted = _counts("accel")
+    counted = _counts()
     stop()
     return counted
 
@@ -251,36 +232,32 @@ def asynchronous(rank: int, size: int, directory: str) -> bool:
     return True
 
 
-def groups(rank: int, size: int, directory: str) -> list[Any]:
-    """Subsets of ranks, several groups of the same ranks, a device mesh, and everything once more."""
-    result = []
-    for attempt in range(2):
-        place = Path(directory, str(attempt))
-        place.mkdir(exist_ok=True)
-        start("accel", rank, size, str(place))
-        subset = dist.new_group([0, size - 1])
-        if rank in (0, size - 1):
-            tensor = torch.ones(5)
-            dist.all_reduce(tensor, group=subset)
-            assert torch.equal(tensor, torch.full((5,), 2.0))
-            assert dist.get_backend(subset) == "accel"
-            result.append(sum(accel.collective_counts(subset).ours.values()))
-        twin = dist.new_group(list(range(size)))
-        first, second = torch.ones(4), torch.full((4,), 2.0)
-        works = [dist.all_reduce(first, group=twin, async_op=True), dist.all_reduce(second, async_op=True)]
-        for work in works:
-            work.wait()
-        assert torch.equal(first * 2, second)
-        dist.barrier(twin)
-        dist.destroy_process_group(twin)
-        mesh = dist.init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "inner"))
-        line = mesh.get_group("inner")
-        tensor = torch.full((3,), float(rank))
-        dist.all_reduce(tensor, group=line)
-        inner = size // 2
-        assert tensor[0].item() == sum(range(rank // inner * inner, (rank // inner + 1) * inner))
-        stop()
-    return result
+def groups(rank: int, size: int, directory: str) -> int:
+    """A subset of the ranks, several groups of the same ranks, and a device mesh; collectives of the subset."""
+    start("accel", rank, size, directory)
+    counted = 0
+    subset = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        tensor = torch.ones(5)
+        dist.all_reduce(tensor, group=subset)
+        assert torch.equal(tensor, torch.full((5,), 2.0))
+        assert dist.get_backend(subset) == "accel"
+        counted = sum(accel.collective_counts(subset).ours.values())
+    twin = dist.new_group(list(range(size)))
+    first, second = torch.ones(4), torch.full((4,), 2.0)
+    works = [dist.all_reduce(first, group=twin, async_op=True), dist.all_reduce(second, async_op=True)]
+    for work in works:
+        work.wait()
+    assert torch.equal(first * 2, second)
+    dist.barrier(twin)
+    dist.destroy_process_group(twin)
+    mesh = dist.init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "inner"))
+    tensor = torch.full((3,), float(rank))
+    dist.all_reduce(tensor, group=mesh.get_group("inner"))
+    inner = size // 2
+    assert tensor[0].item() == sum(range(rank // inner * inner, (rank // inner + 1) * inner))
+    stop()
+    return counted
 
 
 def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
@@ -323,25 +300,16 @@ def failures(rank: int, size: int, directory: str, function: Callable[[], object
 
 
 def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
-    """Rank 1 is killed; the others, who wait for it in different ways, raise."""
-    start("accel", rank, size, directory)
-    dist.all_reduce(torch.ones(10))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    ways = {
-        2: lambda: dist.all_reduce(torch.ones(10), async_op=True).wait(),
-        3: lambda: dist.all_reduce(torch.ones(10), async_op=True).get_future().wait(),
-    }
-    return failures(rank, size, directory, ways.get(rank, lambda: dist.all_reduce(torch.ones(10))))
-
-
-def a_host_dies(rank: int, size: int, directory: str) -> list[str]:
-    """The last rank, alone on its host, is killed: all of the other host notice, and no more after that."""
+    """The last rank is killed; the others, who wait for it in different ways, raise."""
     start("accel", rank, size, directory)
     dist.all_reduce(torch.ones(10))
     if rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return failures(rank, size, directory, lambda: dist.all_reduce(torch.ones(10)))
+    ways = {
+        1: lambda: dist.all_reduce(torch.ones(10), async_op=True).wait(),
+        2: lambda: dist.all_reduce(torch.ones(10), async_op=True).get_future().wait(),
+    }
+    return failures(rank, size, directory, ways.get(rank, lambda: dist.all_reduce(torch.ones(10))))
 
 
 def one_host_fails(rank: int, size: int, directory: str, how: str) -> list[str]:
@@ -450,6 +418,6 @@ def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:
     dist.all_reduce(tensor)
     dist.barrier()
     assert torch.equal(tensor, torch.full((3,), float(size)))
-    result = _counts("accel")
+    result = _counts()
     stop()
     return result

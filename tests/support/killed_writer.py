@@ -2,7 +2,6 @@
 
 killed_writer.py steps DIR     in one child after the other, save over an old value and die by SIGKILL at the first,
                                second, ... call to the system; print what each has left
-killed_writer.py kills DIR     kill children that save 1, 2, 3, ...; print what each has left
 killed_writer.py loop DIR      save 1, 2, 3, ... forever, and print each number once it is saved
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import signal
 import sys
 import time
@@ -82,26 +80,6 @@ def steps(directory: Path) -> None:
         print(int(found), files, files_after_opening(directory))
 
 
-def kills(directory: Path) -> None:
-    """Print for each of 50 children: the last number that it printed, the value found, files after opening."""
-    chance = random.Random(0)
-    for _ in range(50):
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.dup2(write_end, 1)
-            loop(directory)
-        os.close(write_end)
-        with open(read_end) as file:
-            for _ in range(chance.randrange(1, 20)):
-                last = file.readline()
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            last = [last, *file.read().splitlines()][-1]
-        (found,) = TensorStore(directory).load("x").unique().tolist()
-        print(int(last), int(found), files_after_opening(directory))
-
-
 def files_after_opening(directory: Path) -> int:
     """How many files there are once a store was opened."""
     # The kernel closes a killed process's io_uring, and its files, a moment after the process.
@@ -126,4 +104,4 @@ def loop(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # forks
     file_pieces.PIECE_BYTES = PIECE_BYTES
-    {"steps": steps, "kills": kills, "loop": loop}[sys.argv[1]](Path(sys.argv[2]))
+    {"steps": steps, "loop": loop}[sys.argv[1]](Path(sys.argv[2]))

@@ -44,7 +44,7 @@ def run_ranks(
     """Run ``function(rank, size, directory, *arguments)`` of a module in ``size`` processes.
 
     Args:
-        program: the module, in tests.support.
+        program: the module, in tests.support. Its function ``prepare``, if it has one, is called before the forks.
         directory: empty; the ranks meet in a file in it.
         environments: for each rank, additional variables.
         prefixes: for each rank, the beginning of its command line: what starts Python.
@@ -110,7 +110,8 @@ def _fork_ranks() -> list[Any] | None:
     """Serve the requests on standard input; in a rank, return its call."""
     for line in sys.stdin:
         orders = json.loads(line)
-        importlib.import_module(orders[0]["call"][0])
+        program = importlib.import_module(orders[0]["call"][0])
+        getattr(program, "prepare", lambda: None)()
         ranks = []
         for order in orders:
             rank = os.fork()

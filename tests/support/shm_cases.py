@@ -1,21 +1,19 @@
-"""What ranks that share memory do in tests: a program that shm_ranks.py runs.
+"""What ranks that share memory do in tests; shm_ranks.py runs it.
 
-Reads {"case", "size", "arguments"} as lines of JSON, runs that case in `size` forked processes, and writes how each
-ended. A case waits for files of the other ranks and not for time; its groups' timeouts are longer than any test.
+A case waits for files of the other ranks and not for time; its groups' timeouts are longer than any test.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import fcntl
+import functools
 import hashlib
 import json
 import os
 import resource
 import signal
 import socket
-import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -30,6 +28,7 @@ from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import SharedMemoryCommError
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from tests.support.threads import in_threads
 from tests.support.waiting import pid_of, wait_until, wait_until_asleep, write_pid
 
 DTYPES = {
@@ -299,11 +298,7 @@ def ranks_as_threads(place: Place) -> bool:
         group.barrier()
         group.close()
 
-    threads = [threading.Thread(target=one, args=(2 * place.rank + i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(2, lambda i: one(2 * place.rank + i))
     assert results == [[6.0]] * 4, results
     return True
 
@@ -399,13 +394,10 @@ def different_calls(place: Place, what: str) -> str:
     y = group.empty_symmetric(300_000)
     calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "count": (lambda: group.all_reduce(x[:5]), lambda: group.all_reduce(torch.ones(500_000))),
-        "type": (lambda: group.all_reduce(x), lambda: group.all_reduce(x.bfloat16())),
         "reduction": (lambda: group.all_reduce(x), lambda: group.all_reduce(x, "max")),
         "collective": (lambda: group.all_gather(gathered, x), group.barrier),
         "source": (lambda: group.broadcast(x, 1), lambda: group.broadcast(x, 0)),
-        "symmetric": (lambda: group.all_reduce(y), lambda: group.all_reduce(torch.ones(300_000))),
         "offset": (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
-        "memory": (lambda: group.empty_symmetric(4), group.barrier),
     }
     message = failure_of(calls[what][place.rank])
     assert gathered.unique().tolist() == [7.0]
@@ -562,69 +554,31 @@ def too_much(place: Place) -> None:
     place.group().empty_symmetric(1 << 50, torch.uint8)
 
 
-def publish_to_a_stranger(place: Place, size: int, timeout_s: float) -> SharedMemoryGroup:
-    """On rank 0, a group whose facts a process of another user reads before the other ranks, and tries to use."""
+def another_user(place: Place) -> list[Any]:
+    """Rank 1 is a process of another user that has read all that the store holds; what it got."""
 
     def publish(text: str) -> None:
         (place.directory / "facts.new").write_text(text)
-        os.chmod(place.directory / "facts.new", 0o644)
         os.replace(place.directory / "facts.new", place.directory / "facts")
         place.wait("tried")
 
-    os.chmod(place.directory, 0o777)
-    place.signal("ready")
-    store: Any = WatchedStore(place.store(size), publish)
-    return place.comm.new_group(size, 0, store=store, timeout_s=timeout_s)
-
-
-def become_another_user() -> None:
+    if place.rank == 0:
+        os.chmod(place.directory, 0o777)
+        place.signal("ready")
+        place.group(timeout_s=3, store=WatchedStore(place.store(), publish))
+    place.wait("ready")
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-
-
-def become_a_stranger(place: Place) -> dict[str, Any]:
-    """Be a process of another user; the facts of rank 0."""
-    place.wait("ready")
-    become_another_user()
     place.wait("facts")
-    facts: dict[str, Any] = json.loads((place.directory / "facts").read_text())
-    return facts
-
-
-def silent_strangers(place: Place) -> float:
-    """Rank 2 is a process of another user that connects to rank 0 first, several times, and sends nothing."""
-    if place.rank == 2:
-        facts = become_a_stranger(place)
-        calls = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
-        for caller in calls:
-            caller.connect("\0" + facts["address"])
-        place.signal("tried")
-        place.wait("made")
-        return 2.0
-    if place.rank == 0:
-        group = publish_to_a_stranger(place, 2, FOREVER_S)
-    else:
-        group = place.comm.new_group(2, 1, store=place.store(2), timeout_s=FOREVER_S)
-    total = float(group.all_reduce(torch.ones(1)))
-    place.signal("made")
-    return total
-
-
-def another_user(place: Place) -> list[Any]:
-    """Rank 1 is a process of another user that has read all that the store holds; what it got."""
-    if place.rank == 0:
-        publish_to_a_stranger(place, 2, timeout_s=3)
-    facts = become_a_stranger(place)
+    facts = json.loads((place.directory / "facts").read_text())
     caught: list[Any] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.connect("\0" + facts["address"])
         caller.sendall(bytes.fromhex(facts["secret"]) + (1).to_bytes(4, "big"))
         for directory in ("fd", "map_files"):  # while rank 0 waits, so its process exists
-            try:
+            with contextlib.suppress(PermissionError):
                 caught += os.listdir(f"/proc/{place.process_of(0)}/{directory}")
-            except PermissionError:
-                continue
         place.signal("tried")
         with contextlib.suppress(OSError):
             data, descriptors, _, _ = socket.recv_fds(caller, 1, 1)
@@ -667,90 +621,54 @@ def memory_is_given_back(place: Place) -> list[int]:
 # Compiled --------------------------------------------------------------------------------------------------------
 
 
-def compiled_block(place: Place, backend: str, in_place: bool) -> list[float]:
+def compiled_block(place: Place, backend: str) -> list[float]:
     """A tensor-parallel block; the largest differences: compiled against eager, and against the whole on one rank."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(place), RANK=str(place.rank))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.directory / f"inductor-{place.rank}")
     place.comm.initialize(2, place.rank)
-    comm = place.comm
+    reductions = (place.comm.inference_all_reduce, place.comm.inference_all_reduce_)  # functional, in place
     torch.manual_seed(0)
-    weights = [torch.randn(shape) / 8 for shape in ((64, 128), (128, 64)) * 2]
+    layers = [[torch.randn(shape) / 8 for shape in ((64, 128), (128, 64))] for _ in reductions]
+    units = slice(place.rank * 64, (place.rank + 1) * 64)
 
     def feed_forward(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(torch.nn.functional.layer_norm(x, (64,)) @ up) @ down
 
     def block(x: torch.Tensor) -> torch.Tensor:
-        units = slice(place.rank * 64, (place.rank + 1) * 64)
-        for up, down in (weights[:2], weights[2:]):
-            y = feed_forward(x, up[:, units], down[units])
-            x = x + (comm.inference_all_reduce_(y) if in_place else comm.inference_all_reduce(y))
+        for (up, down), reduce in zip(layers, reductions, strict=True):
+            x = x + reduce(feed_forward(x, up[:, units], down[units]))
         return x
 
     compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=True)
     differences = [0.0, 0.0]
     for length in (16, 24):
         x = torch.randn(2, length, 64)
-        whole = x + feed_forward(x, *weights[:2])
-        whole = whole + feed_forward(whole, *weights[2:])
+        whole = x
+        for layer in layers:
+            whole = whole + feed_forward(whole, *layer)
         result = compiled(x)
         differences[0] = max(differences[0], float((result - block(x)).abs().max()))
         differences[1] = max(differences[1], float((result - whole).abs().max()))
     return differences
 
 
-# Running cases --------------------------------------------------------------------------------------------------------
+@functools.cache
+def prepare() -> None:
+    """Load the op once, for all ranks that are forked."""
+    ShareMemCommBuilder().load()
 
 
-def run_rank(case: Callable[..., Any], place_of: tuple[int, int, Path], arguments: dict[str, Any], pipe: int) -> None:
-    """In a forked process: run the case, write how it ended, and end."""
+def run(rank: int, size: int, directory: str, case: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a case; how it ended."""
+    torch.set_num_threads(1)
+    write_pid(directory, rank)
     end: dict[str, Any] = {"value": None, "error": "", "facts": {}}
     try:
-        write_pid(place_of[2], place_of[0])
-        end["value"] = case(Place(*place_of), **arguments)
+        end["value"] = globals()[case](Place(rank, size, Path(directory)), **arguments)
     except BaseException as error:
         end["error"] = f"{type(error).__name__}: {error}"
         end["facts"] = {name: value for name, value in vars(error).items() if isinstance(value, int | float | str)}
         if isinstance(error, AssertionError):
             end["error"] += traceback.format_exc()
-    text = json.dumps(end).encode()
-    while text:
-        text = text[os.write(pipe, text) :]
-    os._exit(0)  # no part of the parent's is to be tidied up here
-
-
-def run_case(case: str, size: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    ends = []
-    with tempfile.TemporaryDirectory() as directory:
-        started = []
-        for rank in range(size):
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                run_rank(globals()[case], (rank, size, Path(directory)), arguments, write)
-            os.close(write)
-            started.append((child, read))
-        for child, read in started:
-            with open(read, "rb") as file:
-                text = file.read()
-            _, status = os.waitpid(child, 0)
-            end = json.loads(text) if text else {"value": None, "error": "", "facts": {}}
-            end["signal"] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            ends.append(end)
-    return ends
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    ShareMemCommBuilder().load()
-    if "--compiler" in sys.argv:  # before the forks, once for all
-        torch.compile(torch.nn.Linear(2, 2), backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # gloo writes to standard output in some releases
-    for line in sys.stdin:
-        answers.write(json.dumps(run_case(**json.loads(line))) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    fcntl.fcntl(0, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    main()
+    atexit.register(os._exit, 0)  # freeing all of torch would take longer than most cases
+    return end

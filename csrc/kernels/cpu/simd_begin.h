@@ -29,11 +29,7 @@
 
 #if defined(ACCEL_TARGET_AVX512)
 #define ACCEL_TARGET_NAMESPACE avx512
-#if defined(ACCEL_AVX512_FEATURES)  // where a test emulates them
-#define ACCEL_TARGET_FEATURES ACCEL_AVX512_FEATURES
-#else
 #define ACCEL_TARGET_FEATURES "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
-#endif
 #elif defined(ACCEL_TARGET_AVX2)
 #define ACCEL_TARGET_NAMESPACE avx2
 #define ACCEL_TARGET_FEATURES "avx2,fma,f16c"

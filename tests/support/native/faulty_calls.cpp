@@ -1,7 +1,7 @@
 // To be preloaded: system calls fail as the environment says.
 //
-// FAULTY_PERIOD=n     every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate only with EINTR
-// FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
+// FAULTY_PERIOD=n     the first and every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate and
+//                     posix_fallocate only with EINTR
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
 //                     transfers (of io_uring and libaio), commands (the same, but calls that start nothing succeed):
 //                     refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM, EPERM
@@ -74,6 +74,10 @@ int fallocate(int descriptor, int mode, off_t offset, off_t size) {
 int fallocate64(int descriptor, int mode, off_t offset, off_t size) {
   return allocate("fallocate64", descriptor, mode, offset, size);
 }
+int posix_fallocate(int descriptor, off_t offset, off_t size) {
+  return fault() != 0 ? EINTR : real<int (*)(int, off_t, off_t)>("posix_fallocate")(descriptor, offset, size);
+}
+int posix_fallocate64(int descriptor, off_t offset, off_t size) { return posix_fallocate(descriptor, offset, size); }
 
 ssize_t pread(int descriptor, void* memory, size_t size, off_t offset) {
   return transfer<void*>("pread", descriptor, memory, size, offset);
@@ -102,14 +106,6 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
     errno = number == io_uring_setup ? EPERM : ENOSYS;
     return -1;
   }
-  if (number == io_uring_setup || number == SYS_io_setup) {
-    static std::atomic<int> queues{0};
-    const char* const granted = std::getenv("FAULTY_QUEUES");
-    if (granted != nullptr && queues++ >= std::atoi(granted)) {
-      errno = EAGAIN;
-      return -1;
-    }
-  }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
     const bool starts = number != SYS_io_getevents && b > 0;
     if (is_refused("transfers") || (starts && is_refused("commands"))) {
@@ -121,11 +117,8 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
       errno = what == 1 ? EINTR : EAGAIN;
       return -1;
     }
-    if (what == 3 && number == SYS_io_submit && b > 1) {
+    if (what == 3 && number != SYS_io_getevents && b > 1) {
       b = b / 3 + 1;  // takes a part of what is offered
-    }
-    if (what == 3 && number == io_uring_enter && b > 1) {
-      b = b / 3 + 1;
     }
   }
   return real<long (*)(long, long, long, long, long, long, long)>("syscall")(number, a, b, c, d, e, f);

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.shm_ranks import Ranks, shared_files
+from op_builder.cpu import ShareMemCommBuilder
+from tests.support.shm_ranks import shared_files
 
 
-@pytest.fixture(scope="package")
-def ranks() -> Iterator[Ranks]:
-    """Runs cases of tests/support/shm_cases.py; afterwards no file of them is left."""
+@pytest.fixture(scope="package", autouse=True)
+def _built() -> Iterator[None]:
+    """The op is compiled once, by nobody who is waited for; afterwards no shared file of a rank is left."""
+    ShareMemCommBuilder().load()
     before = shared_files()
-    processes = Ranks()
-    yield processes
-    processes.close()
+    yield
     assert shared_files() <= before

@@ -33,11 +33,11 @@ def run(function: str, directory: Path, environments: list[dict[str, str]] | Non
     return values(run_ranks(PROGRAM, function, 2, directory / "ranks", environments=environments or [], **options))
 
 
-@pytest.mark.parametrize("function", ["any_layout", "callbacks", "thread_state"])
 def test_the_group_keeps_its_promises_whoever_runs_the_collective(
-    function: str, environments: list[dict[str, str]], tmp_path: Path
+    environments: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    assert run(function, tmp_path, environments) == [True, True]
+    names = ["any_layout", "callbacks", "thread_state"]
+    assert run("several", tmp_path, environments, arguments=[names]) == [dict.fromkeys(names, True)] * 2
 
 
 def test_a_subclass_over_plain_memory_is_plain(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_different_calls_are_an_error_on_both_ranks_that_names_both(tmp_path: Pa
     assert "12 bytes of Int" in raised[0]["type of moved"]
 
 
-@pytest.mark.parametrize("name", ["empty", "type", "root", "type of moved"])
+@pytest.mark.parametrize("name", ["empty", "root"])
 def test_different_calls_on_two_hosts_are_an_error_that_names_both(name: str, tmp_path: Path) -> None:
     hosts = [{"ACCEL_HOST_ID": name, "GLOO_SOCKET_IFNAME": "lo"} for name in "ab"]
     for rank, raised in enumerate(run("mismatches", tmp_path, hosts, arguments=[name])):

@@ -18,9 +18,9 @@ from tests import support
 SUPPORT = Path(support.__file__).parent
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def async_io() -> AsyncIOModule:
-    """The op as users get it."""
+    """The op as users get it; it is built before any test makes calls of the system fail."""
     return AsyncIOBuilder().load()
 
 
@@ -77,14 +77,3 @@ def faulty(tmp_path: Path) -> Iterator[Path]:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-
-
-@pytest.fixture(scope="session")
-def faulty_calls(tmp_path_factory: pytest.TempPathFactory, async_io: AsyncIOModule) -> Path:  # noqa: ARG001
-    """The library of faulty_calls.cpp, to preload. The op is built before, with calls that do not fail."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("preloads a library")
-    built = tmp_path_factory.mktemp("faulty") / "faulty_calls.so"
-    source = SUPPORT / "native" / "faulty_calls.cpp"
-    subprocess.run(["g++", "-shared", "-fPIC", "-O1", str(source), "-o", str(built), "-ldl"], check=True)
-    return built

@@ -228,17 +228,6 @@ def test_overlap_events_starts_new_commands_while_others_are_in_flight(
 
 
 @each_engine
-def test_threads_share_one_request(async_io: AsyncIOModule, disk: Path, engine: str) -> None:
-    data = async_io.aio_handle().new_cpu_locked_tensor(4 << 20, torch.empty(0, dtype=torch.uint8))
-    for threads in (1, 4):
-        handle = async_io.aio_handle(4 << 20, 4, False, False, threads, engine=engine)
-        handle.sync_pwrite(data, disk / "file")
-        assert handle.counters().commands == threads  # a block could hold all of it
-        handle.write(data, disk / "file", False)
-        assert handle.counters().commands == threads + 1
-
-
-@each_engine
 def test_many_operations_are_in_flight_together(async_io: AsyncIOModule, storage: Path, engine: str) -> None:
     handle = async_io.aio_handle(64 * KIB, 32, False, True, 2, engine=engine)
     assert handle.wait() == 0
@@ -304,15 +293,15 @@ def test_sparse_files_read_as_zeros_and_grow(async_io: AsyncIOModule, disk: Path
     assert path.stat().st_size == (60 << 20) + 101  # never made shorter
 
 
-def test_buffers_are_kept_and_a_dropped_handle_finishes_its_work(async_io: AsyncIOModule, storage: Path) -> None:
+def test_buffers_are_kept_and_a_dropped_handle_finishes_its_work(async_io: AsyncIOModule, tmp_path: Path) -> None:
     handle = async_io.aio_handle(64 * KIB, 4)
     for index in range(8):
-        handle.async_pwrite(random_bytes(1_000_000, seed=index), storage / f"{index}")
+        handle.async_pwrite(random_bytes(1_000_000, seed=index), tmp_path / f"{index}")
         gc.collect()
     del handle
     gc.collect()
     for index in range(8):
-        assert (storage / f"{index}").read_bytes() == raw(random_bytes(1_000_000, seed=index))
+        assert (tmp_path / f"{index}").read_bytes() == raw(random_bytes(1_000_000, seed=index))
 
 
 def test_memory_in_use_is_kept_when_the_tensor_gets_other_memory(async_io: AsyncIOModule, tmp_path: Path) -> None:
@@ -360,14 +349,13 @@ def test_other_python_threads_run_while_one_waits(async_io: AsyncIOModule, fault
 
 
 @pytest.mark.slow
-@each_engine
-def test_more_than_the_kernel_takes_at_once(async_io: AsyncIOModule, disk: Path, engine: str) -> None:
+def test_more_than_the_kernel_takes_at_once(async_io: AsyncIOModule, disk: Path) -> None:
     """A system call moves less than 2 GiB."""
     size = (5 << 29) + 12345
     if shutil.disk_usage(disk).free < 2 * size:
         pytest.skip(f"the temporary directory has less than {2 * size >> 30} GiB free")
     data = torch.arange(size // 8 + 1).view(torch.uint8)[:size]
-    handle = async_io.aio_handle(3 << 30, 4, False, True, 1, engine=engine)
+    handle = async_io.aio_handle(3 << 30, 4, False, True, 1)
     handle.sync_pwrite(data, disk / "file", 2 * PAGE)
     assert (disk / "file").stat().st_size == 2 * PAGE + size
     back = handle.new_cpu_locked_tensor(size, data)

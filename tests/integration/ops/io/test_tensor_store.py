@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,8 @@ from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError,
 from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import DTYPES, HEADER_BYTES
-from tests.support.files import cache_only, random_bytes, raw, wait_until
+from tests.support.files import random_bytes, raw, wait_until
+from tests.support.threads import in_threads
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
@@ -97,17 +97,6 @@ def test_tensors_are_stored_as_their_values(store: TensorStore, value: torch.Ten
     assert store.info("x").shape == value.shape
 
 
-@pytest.mark.parametrize("cached_bytes", [0, HEADER_BYTES + PIECE + 5, -1], ids=["not cached", "partly", "cached"])
-def test_a_load_takes_what_the_page_cache_has(store: TensorStore, cached_bytes: int) -> None:
-    value = random_bytes(4 * PIECE + 7)
-    store.save("x", value)
-    cache_only(store.directory / "x.safetensors", cached_bytes)
-    steps: list[tuple[int, int]] = []
-    assert same(store.load("x", progress=lambda *step: steps.append(step)), value)
-    assert steps == sorted(set(steps))
-    assert steps[-1] == (value.nbytes, value.nbytes)
-
-
 def test_autograd_notices_a_load_into_a_parameter(store: TensorStore) -> None:
     value = torch.randn(3, 4)
     store.save("x", value)
@@ -117,51 +106,6 @@ def test_autograd_notices_a_load_into_a_parameter(store: TensorStore) -> None:
     assert torch.equal(parameter, value)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [torch.inference_mode, torch.no_grad, lambda: torch.device("meta"), lambda: torch.autocast("cpu", torch.bfloat16)],
-    ids=["inference", "no_grad", "device", "autocast"],
-)
-def test_the_background_has_the_thread_local_state_of_the_caller(
-    store: TensorStore, gate: threading.Event, mode: Callable[[], AbstractContextManager[None]]
-) -> None:
-    def state(*_: object) -> None:
-        gate.wait(60)
-        seen.append(
-            (
-                torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(),
-                torch.get_default_device(),
-                torch.is_autocast_enabled("cpu"),
-            )
-        )
-
-    seen: list[object] = []
-    value = random_bytes(24, dtype=torch.float32)
-    with mode():
-        store.save_async("x", value, progress=state)
-        out = torch.zeros(48, device="cpu")[::2]
-        into = store.load_async("x", out, progress=state)
-        new = store.load_async("x", progress=state)
-        new.add_done_callback(state)
-        gate.set()
-        assert same(into.result(), value)
-        assert same(new.result(), value)
-        store.wait()
-        state()
-    assert len(set(seen)) == 1
-    assert out.is_inference() == (mode is torch.inference_mode)
-
-
-def test_a_name_holds_the_last_value_saved(store: TensorStore) -> None:
-    for size in (PIECE * 2, 5, 0, 100):
-        store.save("x", random_bytes(size))
-        last = torch.full((size,), size % 256, dtype=torch.uint8)
-        store.save("x", last)
-        assert same(store.load("x"), last)
-    assert os.listdir(store.directory) == ["x.safetensors"]
 
 
 def test_tensors_can_be_listed_and_deleted(store: TensorStore) -> None:
@@ -242,13 +186,8 @@ def test_an_out_that_does_not_fit_is_refused_untouched(store: TensorStore, make:
     ("size", "stride", "is_refused"),
     [
         ((2, 2), (1, 1), True),
-        ((2, 2), (2, 2), True),
-        ((3, 2), (2, 2), True),
-        ((2, 3, 2), (3, 1, 3), True),
         ((3, 4), (4, 2), True),
-        ((2, 3), (3, 1), False),
         ((2, 3), (1, 2), False),
-        ((1, 3), (0, 2), False),
         ((2, 3, 2), (2, 4, 1), False),
         ((0, 3), (0, 0), False),
     ],
@@ -280,13 +219,6 @@ def test_invalid_settings_are_refused_at_once(tmp_path: Path, arguments: dict[st
     with pytest.raises(OpArgumentError):
         TensorStore(tmp_path / "store", **arguments)
     assert not (tmp_path / "store").exists()
-
-
-def test_settings_of_the_handles_are_taken(tmp_path: Path) -> None:
-    store = TensorStore(tmp_path, aio={"block_size": 1 << 16, "queue_depth": 2, "engine": "threads"})
-    value = random_bytes(1 << 20)
-    store.save("x", value)
-    assert same(store.load("x"), value)
 
 
 def test_a_missing_tensor_is_named_with_near_matches(store: TensorStore) -> None:
@@ -443,60 +375,18 @@ def test_failures_that_no_future_has_reported_are_raised_by_wait_and_close(tmp_p
         store.save("x", torch.ones(1))
 
 
-def test_an_exception_in_the_block_is_not_replaced_by_one_of_the_background(tmp_path: Path) -> None:
-    def fail() -> None:
-        with TensorStore(tmp_path) as store:
-            store.load_async("missing")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-
-
 def test_many_threads_share_a_store(store: TensorStore) -> None:
-    failures: list[BaseException] = []
-
     def work(number: int) -> None:
-        try:
-            for turn in range(10):
-                value = torch.full((20_000,), number * 100 + turn)
-                store.save(f"own-{number}", value)
-                store.save_async("shared", value)
-                assert same(store.load(f"own-{number}"), value)
-                shared = store.load("shared")
-                assert (shared == shared[0]).all()
-        except BaseException as error:
-            failures.append(error)
+        for turn in range(10):
+            value = torch.full((20_000,), number * 100 + turn)
+            store.save(f"own-{number}", value)
+            store.save_async("shared", value)
+            assert same(store.load(f"own-{number}"), value)
+            shared = store.load("shared")
+            assert (shared == shared[0]).all()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(6, work)
     assert len(store) == 7
-
-
-def test_threads_that_save_one_name_do_not_block_each_other(tmp_path: Path) -> None:
-    store = TensorStore(tmp_path, threads=1, is_durable=False)
-    value, interval_s = torch.ones(4), sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [
-            threading.Thread(target=lambda: [store.save_async("x", value) for _ in range(300)], daemon=True)
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    finally:
-        sys.setswitchinterval(interval_s)
-    waiter = threading.Thread(target=store.wait, daemon=True)
-    waiter.start()
-    waiter.join(60)
-    assert not waiter.is_alive()
-    assert store.counters().bytes_written == 4 * 300 * value.nbytes
 
 
 def test_counters_add_up_transfers(store: TensorStore) -> None:
@@ -507,29 +397,6 @@ def test_counters_add_up_transfers(store: TensorStore) -> None:
     assert (counters.bytes_written, counters.bytes_read) == (400, 800)
     assert counters.written_s > 0
     assert counters.read_s > 0
-
-
-def no_thread(_thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_without_threads_nothing_waits_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = TensorStore(tmp_path, threads=1)
-    store.save("x", torch.ones(2))
-    begun: list[Future[torch.Tensor]] = []
-
-    def begin(_done: int, _total: int) -> None:
-        begun.extend(store.load_async("x") for _ in range(3))  # each waits for its turn
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(RuntimeError, match="can't start"):
-            store.load_async("x")
-        assert store.load("x").sum() == 2
-        store.wait()
-        store.save("x", torch.ones(2), progress=begin)
-        assert [future.result(timeout=0).sum() for future in begun] == [2, 2, 2]
-    assert store.load_async("x").result().sum() == 2
 
 
 def test_what_was_begun_is_done_when_python_ends(tmp_path: Path) -> None:
@@ -545,38 +412,6 @@ for number in range(30):
     store = TensorStore(tmp_path)
     assert store.load("x")[0] == 29
     assert len(store) == 31
-
-
-def test_no_thread_waits_in_line(tmp_path: Path, gate: threading.Event) -> None:
-    with TensorStore(tmp_path, threads=2) as store:
-        store.save_async("x", torch.ones(1), progress=lambda *_: gate.wait(60))
-        loads = [store.load_async("x") for _ in range(5)]
-        store.save_async("y", torch.ones(1)).result(timeout=30)
-        assert not any(load.done() for load in loads)
-        gate.set()
-        assert all(load.result() == 1 for load in loads)
-
-
-@pytest.mark.parametrize("names", [1, 100], ids=["one name", "many names"])
-def test_many_small_saves_share_few_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, names: int
-) -> None:
-    started, start = [], threading.Thread.start
-
-    def count(thread: threading.Thread) -> None:
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", count)
-    with TensorStore(tmp_path, threads=2, is_durable=False) as store:
-        for name in ("a", "b"):
-            store.save_async(name, torch.ones(1), progress=lambda *_: gate.wait(60))
-        for number in range(200):
-            store.save_async(f"x-{number % names}", torch.full((1,), number))
-        gate.set()
-        store.wait()
-        assert store.load(f"x-{names - 1}") == 199
-    assert len(started) == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -620,30 +455,14 @@ def test_progress_that_waits_for_its_own_store_is_refused(tmp_path: Path, is_bac
         lambda: store.close(),
         lambda: store.load("x"),
         lambda: store.load("other"),
-        lambda: store.info("other"),
         lambda: store.delete("other"),
         lambda: store.load_async("x").result(),
-        lambda: store.load_async("x").exception(),
     ):
         with pytest.raises(OpArgumentError, match="would wait for itself"):
             save(lambda *_, wait=waiting: wait())
         store.wait()
         assert store.load("x").sum() == store.load("other").sum() == 3
     store.close()
-
-
-def test_progress_may_begin_more_and_look(store: TensorStore) -> None:
-    begun: list[Future[None]] = []
-
-    def progress(done: int, total: int) -> None:
-        assert store.names() == []
-        begun.append(store.save_async("x" if done < total else "y", torch.full((2,), done)))
-
-    store.save("x", random_bytes(PIECE + 1), progress=progress)
-    store.wait()
-    assert all(future.done() for future in begun)
-    assert store.load("x").tolist() == [PIECE] * 2
-    assert store.load("y").tolist() == [PIECE + 1] * 2
 
 
 def test_a_fork_can_use_the_store_and_does_not_wait_for_its_parents_work(tmp_path: Path, gate: threading.Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,6 @@ from tests.support.optimizer_cases import Params, assert_close, assert_equal, co
 #: Ours, and torch's of the same formula.
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "CPUAdam": (CPUAdam, torch.optim.AdamW),
-    "CPUAdam, L2": (functools.partial(CPUAdam, adamw_mode=False), torch.optim.Adam),
-    "FusedAdam": (FusedAdam, torch.optim.AdamW),
     "FusedAdam, L2": (functools.partial(FusedAdam, adam_w_mode=False), torch.optim.Adam),
 }
 # A second moment that forgets half in each step, of gradients that fall: so it soon is far below its maximum.
@@ -39,21 +36,6 @@ def run(optimizer: Any, params: Params, steps: int = 5, first: int = 0) -> None:
     for step in range(first, first + steps):
         set_grads(params, step)
         optimizer.step()
-
-
-@every_pair
-def test_it_is_torchs_amsgrad_and_not_adam(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
-    mine, expected, plain = make_params(), make_params(), make_params()
-    optimizer = ours(mine, amsgrad=True, **OPTIONS)
-    peer = theirs(expected, amsgrad=True, **OPTIONS)
-    run(optimizer, mine, 8)
-    run(peer, expected, 8)
-    run(ours(plain, **OPTIONS), plain, 8)
-    assert_close(mine, expected)
-    for one, other in zip(mine, expected, strict=True):
-        assert set(optimizer.state[one]) == set(peer.state[other])
-        torch.testing.assert_close(optimizer.state[one]["max_exp_avg_sq"], peer.state[other]["max_exp_avg_sq"])
-    assert (mine[1] - plain[1]).abs().mean() > 0.01
 
 
 @every_pair
@@ -103,48 +85,6 @@ def test_clipping_scaling_and_copies_reach_over_groups_that_differ() -> None:
 
 
 # The op of their own --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "plain", "amsgrad"),
-    [
-        (CPUAdam, "CPUAdamBuilder", "CPUAmsgradBuilder"),
-        (FusedAdam, "FusedAdamBuilder", "FusedAmsgradBuilder"),
-    ],
-)
-def test_each_op_is_loaded_once_and_when_the_first_group_asks_for_it(
-    optimizer: type[Any], plain: str, amsgrad: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked_for: list[str] = []
-    accelerator = type(get_accelerator())
-    create = accelerator.create_op_builder
-
-    def recorded(self: Any, name: str) -> Any:
-        asked_for.append(name)
-        return create(self, name)
-
-    monkeypatch.setattr(accelerator, "create_op_builder", recorded)
-    params = make_params()
-    made = optimizer(params[:1])
-    run(made, params, 2)
-    assert asked_for == [plain]
-    made.add_param_group({"params": params[1:2], "amsgrad": True})
-    assert asked_for == [plain, amsgrad]
-    made.add_param_group({"params": params[2:], "amsgrad": True})
-    run(made, params, 2)
-    assert asked_for == [plain, amsgrad]
-    asked_for.clear()
-    optimizer(make_params(), amsgrad=True)
-    assert asked_for == [amsgrad]
-    asked_for.clear()
-    pickle.loads(pickle.dumps(made))
-    assert asked_for == [plain, amsgrad]
-    asked_for.clear()
-    other = optimizer(make_params())
-    state = other.state_dict()
-    state["param_groups"][0]["amsgrad"] = True
-    other.load_state_dict(state)
-    assert asked_for == [plain, amsgrad]
 
 
 @every_front_end

@@ -12,7 +12,8 @@ import torch
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.system import cpu_isa
-from tests.support.adam_reference import Options, Tensors, as_lists, random_tensors
+from tests.support.adam_reference import Options, random_tensors
+from tests.support.optimizer_reference import as_lists
 
 OPTIONS = Options().listed()
 PLAIN = Pass().positional()
@@ -126,44 +127,6 @@ def test_binding_and_python_see_the_same_instruction_sets(cpu_adam):
     assert tuple(cpu_adam.ops.supported_isas().split(",")) == cpu_isa.supported_isas()
 
 
-def model_state() -> dict[str, list[torch.Tensor]]:
-    """A small model's parameters, its moments as stochastic bfloat16, and bfloat16 copies of the parameters."""
-    generator = torch.Generator().manual_seed(0)
-    params = [torch.randn(shape, generator=generator) * 0.3 for shape in ((16, 8), (16,), (4, 16), (4,))]
-    return {
-        "params": params,
-        "first": [torch.zeros_like(param, dtype=torch.bfloat16) for param in params],
-        "second": [torch.zeros_like(param, dtype=torch.bfloat16) for param in params],
-        "copies": [torch.zeros_like(param, dtype=torch.bfloat16) for param in params],
-    }
-
-
-def test_a_whole_training_step_compiles_as_one_graph_and_equals_eager(cpu_adam):
-    inputs, targets = torch.randn(32, 8), torch.randn(32, 4)
-
-    def loss_of(params):
-        hidden = torch.tanh(torch.nn.functional.linear(inputs, params[0], params[1]))
-        return ((torch.nn.functional.linear(hidden, params[2], params[3]) - targets) ** 2).mean()
-
-    def train_step(state, step):
-        grads, loss = torch.func.grad_and_value(loss_of)(state["params"])
-        states = [state["first"], state["second"]]
-        tensors = TensorLists(state["params"], list(grads), states, (), state["copies"], [i << 32 for i in range(4)])
-        cpu_adam.update_list(tensors, step, OPTIONS, Pass(grad_scale=0.5, stochastic=True, seed=7))
-        return loss
-
-    # The same kernels in forward and backward on both sides: what is compared is the op in the graph.
-    compiled_step = torch.compile(train_step, fullgraph=True, backend="aot_eager")
-    eager, compiled = model_state(), model_state()
-    losses = []
-    for step in range(1, 6):
-        losses.append(train_step(eager, step))
-        assert torch.equal(compiled_step(compiled, step), losses[-1])
-    assert losses[-1] < losses[0]
-    for name in eager:
-        assert all(torch.equal(one, other) for one, other in zip(compiled[name], eager[name], strict=True))
-
-
 def test_a_prepared_list_works_inside_a_compiled_function(cpu_adam):
     """Its ops have no tensors, so a graph would drop them as doing nothing."""
     results = []
@@ -183,15 +146,6 @@ def test_a_prepared_list_works_inside_a_compiled_function(cpu_adam):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_a_leaf_that_requires_grad_is_updated_in_place(adam):
-    tensors = random_tensors(40)
-    leaf = torch.nn.Parameter(tensors.param.clone())
-    adam.adam_update(0, *Options().positional(), leaf, *list(tensors)[1:])
-    assert leaf.is_leaf
-    assert leaf.grad_fn is None
-    assert not torch.equal(leaf, tensors.param)
-
-
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("changed", ["param", "copy", "grad"])
 def test_autograd_notices_all_that_an_update_changes(cpu_adam, is_prepared, changed):
@@ -207,14 +161,6 @@ def test_autograd_notices_all_that_an_update_changes(cpu_adam, is_prepared, chan
         cpu_adam.update_list(tensors, 1, OPTIONS, also)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_works_in_inference_mode(adam):
-    with torch.inference_mode():
-        tensors = random_tensors(8)
-        before = tensors.param.clone()
-        adam.adam_update(0, *Options().positional(), *Tensors(*tensors))
-        assert not torch.equal(tensors.param, before)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])

@@ -274,15 +274,6 @@ def test_an_unknown_instruction_set_is_refused_with_the_allowed_ones(name):
         HostOp(load(ADAM).ops)
 
 
-def test_one_state_too_many_does_not_stand_in_for_another():
-    tensors = make_tensors(ADAM, 24)
-    lists = TensorLists([tensors.param], [tensors.grad], [[*tensors.states], []])
-    before = tensors.clone()
-    with pytest.raises(OpArgumentError, match="1 parameters came with 2 exp_avg tensors"):
-        load(ADAM).update_list(lists, 1, list(ADAM.options.values()))
-    assert all(map(torch.equal, tensors, before))
-
-
 @pytest.mark.parametrize(
     ("lists", "text"),
     [
@@ -335,21 +326,6 @@ def test_what_is_behind_the_end_of_a_shrunk_storage_may_be_gone():
     for tensor in empty.values():
         tensor.untyped_storage().resize_(0)
     single.update(**single.arguments(**empty))
-
-
-@every_kind
-def test_a_prepared_list_that_is_refused_counts_no_step(kind):
-    tensors = make_tensors(kind, 24)
-    before, steps = tensors.clone(), [torch.tensor(4.0)]
-    prepared = load(kind).prepare(as_lists([tensors]), steps)
-    options = [float(value) for value in kind.options.values()]
-    for numbers, also in ((options, Pass(stochastic=True)), (options[1:], Pass())):
-        with pytest.raises(OpArgumentError):
-            prepared.update(numbers, also)
-    assert steps[0] == 4
-    assert all(map(torch.equal, tensors, before))
-    prepared.update(options, Pass())
-    assert steps[0] == 5
 
 
 @every_kind

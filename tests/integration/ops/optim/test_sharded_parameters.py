@@ -31,7 +31,6 @@ def test_losses_are_those_of_one_process_with_torchs_optimizer(size: int, kinds:
 @pytest.mark.parametrize(
     ("way", "options", "tolerance"),
     [
-        pytest.param("fsdp2", {"states": "float32"}, 1e-5, marks=pytest.mark.slow),
         ("fsdp2", {"states": "8bit", "max_grad_norm": 1.0}, 5e-3),
         pytest.param("frozen", {"states": "bfloat16"}, 2e-3, marks=pytest.mark.slow),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from op_builder.ops import CPUAdam
-from op_builder.ops.optim.small_tensors import CHUNK_BYTES, LARGEST_BYTES, SmallTensors
+from op_builder.ops.optim.small_tensors import SmallTensors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64])
@@ -25,35 +25,6 @@ def test_a_copy_is_contiguous_and_has_a_storage_of_its_own(shape: tuple[int, ...
         assert (tensor.dtype, tensor.shape, tensor.is_contiguous()) == (dtype, source.shape, True)
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
         assert tensor.storage_offset() == 0
-
-
-def test_a_strided_source_is_made_contiguous_and_converted() -> None:
-    source = torch.arange(12.0).reshape(3, 4).t()
-    made = SmallTensors().copy(source, torch.bfloat16)
-    assert torch.equal(made, source.bfloat16())
-    assert made.is_contiguous()
-
-
-def test_small_ones_are_neighbours_and_large_ones_are_not() -> None:
-    small = SmallTensors()
-    arrays = [small.copy(torch.ones(1024)) for _ in range(4)]
-    numbers = [small.copy(torch.tensor(float(number))) for number in range(4)]
-    assert [array.data_ptr() - arrays[0].data_ptr() for array in arrays] == [0, 4096, 8192, 12288]
-    assert [number.data_ptr() - numbers[0].data_ptr() for number in numbers] == [0, 4, 8, 12]
-    assert arrays[0].data_ptr() % 64 == 0
-    uneven = [small.copy(torch.ones(5)) for _ in range(2)]
-    assert uneven[1].data_ptr() - uneven[0].data_ptr() == 64  # threads do not write to one cache line
-    large = small.copy(torch.ones(LARGEST_BYTES // 4 + 1))
-    assert large.data_ptr() != small.copy(torch.ones(1024)).data_ptr() - large.nbytes
-    assert torch.equal(large, torch.ones_like(large))
-
-
-def test_a_full_chunk_is_followed_by_another() -> None:
-    small = SmallTensors()
-    count = CHUNK_BYTES // LARGEST_BYTES + 1
-    made = [small.copy(torch.full((LARGEST_BYTES // 4,), float(number))) for number in range(count)]
-    del made[0]  # the others of its chunk stay as they are
-    assert all(torch.equal(tensor, torch.full_like(tensor, float(number))) for number, tensor in enumerate(made, 1))
 
 
 def test_a_saved_state_is_no_larger_than_its_tensor() -> None:

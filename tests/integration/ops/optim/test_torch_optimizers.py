@@ -15,14 +15,12 @@ import torch._dynamo.testing
 from torch.testing._internal.common_optimizers import optim_db
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedAdam, FusedLamb, FusedLion
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, FusedAdam
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 from op_builder.ops.optim.host_optimizer import HostOptimizer
 from tests.support.optimizer_cases import (
     FUSED,
     HOST,
-    CPUAmsgrad,
-    FusedAmsgrad,
     Params,
     assert_close,
     assert_equal,
@@ -134,18 +132,6 @@ def test_a_compiled_training_step_leaves_the_graph_at_the_optimizer_alone(optimi
 
 
 @pytest.mark.parametrize(
-    ("fused", "host"),
-    [(FusedAdam, CPUAdam), (FusedAmsgrad, CPUAmsgrad), (FusedLion, CPULion), (FusedLamb, CPULamb)],
-)
-def test_a_fused_optimizer_has_the_bits_of_the_cpu_optimizer_of_its_formula(fused: Any, host: Any) -> None:
-    params, expected = make_params(), make_params()
-    options = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
-    run(fused(params, **options), params, 20)
-    run(host(expected, **options), expected, 20)
-    assert_equal(params, expected)
-
-
-@pytest.mark.parametrize(
     ("optimizer", "arguments", "expected"),
     [
         (
@@ -209,19 +195,6 @@ def test_hooks_and_closures_run_and_the_rate_may_be_a_tensor(optimizer: type[Any
         plain.step()
     assert_equal(params, expected)
     assert called == ["before", "after"] * 3
-
-
-@every_optimizer
-def test_a_scheduler_sets_the_rate(optimizer: type[Any]) -> None:
-    params, expected = make_params(), make_params()
-    made, plain = optimizer(params, lr=0.1), optimizer(expected, lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(made, step_size=1, gamma=0.5)
-    for seed in range(3):
-        run(made, params, 1, seed)
-        run(plain, expected, 1, seed)
-        scheduler.step()
-        plain.param_groups[0]["lr"] *= 0.5
-    assert_equal(params, expected)
 
 
 @every_optimizer
@@ -486,17 +459,3 @@ def test_a_state_that_lacks_a_part_is_refused(optimizer: type[Any], state: dict[
     with pytest.raises(OpArgumentError, match="lacks 'exp_avg'"):
         made.load_state_dict({"state": entry, "param_groups": made.state_dict()["param_groups"]})
     run(made, params, 1)
-
-
-@every_adam
-def test_states_that_two_parameters_share_are_refused(optimizer: type[Any]) -> None:
-    params = [torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(40))]
-    for shared in ("exp_avg_sq", "step"):
-        made = optimizer(params)
-        run(made, params, 1)
-        made.state[params[1]][shared] = made.state[params[0]][shared]
-        set_grads(params, 1)
-        with pytest.raises(
-            OpArgumentError, match=f"{shared} of parameter 1 .* shares memory with {shared} of parameter 0"
-        ):
-            made.step()

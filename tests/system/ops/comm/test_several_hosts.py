@@ -33,28 +33,13 @@ def _built() -> None:
     ShareMemCommBuilder().load()
 
 
-def test_ranks_in_two_network_namespaces(tmp_path: Path) -> None:
-    with two_hosts() as hosts:
-        environments = [{"CCL_KVS_IFACE": host.interface, "FI_TCP_IFACE": host.interface} for host in hosts]
-        prefixes = [host.prefix for host in hosts]
-        values(run_ranks("ccl_programs", "everything", 2, tmp_path, environments=environments, prefixes=prefixes))
-
-
 @pytest.mark.parametrize("across", ["gloo", "ccl"])
 def test_the_backend_on_two_hosts_shares_memory_inside_each_and_goes_across(across: str, tmp_path: Path) -> None:
     program = "distributed_programs"
     with two_hosts() as hosts:
-        places = [hosts[0], hosts[0], hosts[1], hosts[1]]
-        environments = [
-            {
-                "ACCEL_DISTRIBUTED_ACROSS": across,
-                "GLOO_SOCKET_IFNAME": host.interface,
-                "CCL_KVS_IFACE": host.interface,
-                "FI_TCP_IFACE": host.interface,
-            }
-            for host in places
-        ]
-        prefixes = [host.prefix for host in places]
+        names = ("GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE", "FI_TCP_IFACE")
+        environments = [{"ACCEL_DISTRIBUTED_ACROSS": across, **dict.fromkeys(names, hosts[0].interface)}] * 4
+        prefixes = [host.prefix for host in hosts for _ in range(2)]
         results = run_ranks(program, "all_collectives", 4, tmp_path, environments=environments, prefixes=prefixes)
     for result in values(results):
         assert result["gloo"] == {}

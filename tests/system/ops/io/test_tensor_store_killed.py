@@ -40,14 +40,6 @@ def test_a_writer_killed_at_any_step_leaves_the_old_value_or_the_new(tmp_path: P
     assert set(files_after) == {2}, "which the next store removes"
 
 
-def test_a_writer_killed_at_any_time_leaves_one_value_no_older_than_it_reported(tmp_path: Path) -> None:
-    lines = numbers("kills", tmp_path)
-    assert len(lines) == 50
-    for last, found, files in lines:
-        assert found in (last, last + 1)
-        assert files == 1
-
-
 def test_processes_share_a_directory(tmp_path: Path) -> None:
     writers = [start_writer("loop", tmp_path) for _ in range(2)]
     try:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
 from op_builder.ops import distributed
 from op_builder.ops.comm.across import require_across, store_for_threads
-from op_builder.ops.comm.collectives import HierarchicalCollectives
 from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
 from op_builder.ops.comm.shared_memory_group import usable_cores
 from op_builder.ops.comm.shared_memory_meeting import RankFacts as HostRankFacts
@@ -89,75 +85,3 @@ class PythonStore(dist.Store):
 def test_a_store_that_is_written_in_python_serves_all_threads_itself() -> None:
     store = dist.PrefixStore("a", PythonStore())
     assert store_for_threads(store) is store
-
-
-class FakeParts:
-    """The collectives inside a host and between hosts, and the note."""
-
-    def __init__(self) -> None:
-        self.act: Callable[[], None] = lambda: None
-        self.notes: list[str] = []
-        self.waits = 0
-
-    def barrier(self) -> None:
-        self.act()
-
-    def agree(self, _text: str) -> None:
-        self.act()
-
-    def all_reduce(self, _tensor: torch.Tensor, _op: str) -> None:
-        self.act()
-
-    def close(self) -> None:
-        pass
-
-    def leave(self, why: str) -> None:
-        self.notes.append(why)
-
-    def read_after_failure(self) -> str:
-        self.waits += 1
-        return "Rank 9 of the group gave up."
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_note_is_waited_for_unless_this_rank_itself_has_closed_the_group(is_closed: bool) -> None:
-    inside, across, note = FakeParts(), FakeParts(), FakeParts()
-    group: Any = HierarchicalCollectives(Layout(0, ((0,), (1,))), inside, across, note)  # type: ignore[arg-type]
-
-    def fail() -> None:
-        if is_closed:
-            group.close()  # as another thread may
-        raise CommunicationError("Ended.")
-
-    across.act = fail
-    with pytest.raises(CommunicationError) as caught:
-        group.barrier()
-    assert caught.value.message == ("Ended." if is_closed else "Ended. Rank 9 of the group gave up.")
-    assert note.waits == (not is_closed)
-    assert note.notes == [caught.value.message]
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_group_that_is_closed_between_two_steps_leaves_a_note(is_closed: bool) -> None:
-    inside, across, note = FakeParts(), FakeParts(), FakeParts()
-    group: Any = HierarchicalCollectives(Layout(0, ((0,), (1,))), inside, across, note)  # type: ignore[arg-type]
-
-    def fail() -> None:
-        raise OpArgumentError("The group is closed.")
-
-    def close() -> None:
-        group.close()  # as another thread may
-        inside.act = fail
-
-    if is_closed:
-        across.act = close
-        with pytest.raises(CommunicationError, match="destroyed during a collective"):
-            group.barrier()
-        assert note.notes == ["The group was destroyed during a collective."]
-    else:
-        inside.act = fail
-        with pytest.raises(OpArgumentError):  # nothing was sent, and the group is as usable as before
-            group.barrier()
-        assert note.notes == []
-        inside.act = lambda: None
-        group.barrier()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -147,43 +146,6 @@ def test_callbacks_use_the_queue_however_deep_and_block_nobody(queue: WorkQueue)
         release.set()
 
 
-def test_a_wait_for_a_finished_work_waits_for_its_future(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    complete, ended = queue.complete_future, threading.Event()
-
-    def late(work: CollectiveWork) -> None:
-        ended.set()
-        threading.Timer(0.1, complete, [work]).start()
-
-    monkeypatch.setattr(queue, "complete_future", late)
-    with busy(queue):
-        work = queue.submit(lambda: None, [])
-        future = work.get_future()
-    ended.wait()
-    assert work.is_completed()
-    assert work.wait()
-    assert future.done()
-    assert work.get_future().done()
-
-
-def test_a_signal_handler_waits_for_the_work_that_it_interrupted_without_deadlock(
-    queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    complete, waited = queue.complete_future, []
-
-    def interrupted(work: CollectiveWork) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-        complete(work)
-
-    monkeypatch.setattr(queue, "complete_future", interrupted)
-    work = CollectiveWork([], queue, lambda: None)
-    future = work.get_future()
-    with handler(signal.SIGUSR1, lambda *_: waited.append(work.wait())):
-        queue._waiting.append(work)
-        work.wait()
-    assert waited == [True]
-    assert future.done()
-
-
 def test_functions_and_callbacks_run_with_the_thread_local_state_of_the_caller(queue: WorkQueue) -> None:
     def state(_: object = None) -> tuple[bool, bool, str]:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_device())
@@ -196,19 +158,6 @@ def test_functions_and_callbacks_run_with_the_thread_local_state_of_the_caller(q
     assert work.wait()
     assert seen == [expected]
     assert future.wait() == expected != state()
-
-
-def test_a_queue_that_is_closed_meanwhile_raises_nothing_of_its_own() -> None:
-    for _ in range(100):
-        queue = WorkQueue("a test")
-        works = [queue.submit(lambda: None, []) for _ in range(20)]
-        closer = threading.Thread(target=queue.close, args=[CommunicationError("gone")])
-        closer.start()
-        for work in works:
-            with contextlib.suppress(CommunicationError):
-                work.wait()
-        closer.join()
-        assert all(work.is_completed() for work in works)
 
 
 def test_a_closed_queue_fails_what_waits_takes_nothing_and_has_no_thread(
