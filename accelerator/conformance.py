@@ -18,7 +18,7 @@ from typing import Any
 
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.selection import choose
-from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport
+from accelerator.testing import CHECKS, CheckResult, ConformanceReport
 from accelerator.testing.model import FAILED, require_device
 from op_builder import env
 from op_builder.system.interpreter import isolated_command
@@ -31,11 +31,11 @@ _NO_DEVICE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = _parse(arguments)
-    lacks = dict(options.without)
+    without = dict(options.without)
     with env.scope(ACCEL_ACCELERATOR=options.name, DS_ACCELERATOR=None):
         if options.worker is not None:
-            return _work(options.worker, lacks)
-        report = run_isolated(options.name, lacks, options.timeout)
+            return _work(options.worker, without)
+        report = run_isolated(options.name, without, options.timeout)
     if report is None:
         return _NO_DEVICE
     if options.json:
@@ -54,14 +54,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("name", metavar="NAME", help="cpu, cuda, ... or a plug-in's name, as in ACCEL_ACCELERATOR")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one check (default: 300)")
-    abilities = ", ".join(ability.value for ability in Ability)
     parser.add_argument(
         "--without",
-        type=_ability_and_reason,
+        type=_name_and_reason,
         action="append",
         default=[],
-        metavar="ABILITY=REASON",
-        help=f"an ability that this set-up lacks; checks that need it do not apply. Abilities: {abilities}",
+        metavar="NAME=REASON",
+        help="a check or a group of checks that does not apply to this set-up",
     )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -70,16 +69,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _ability_and_reason(text: str) -> tuple[Ability, str]:
-    ability, _, reason = text.partition("=")
-    try:
-        return Ability(ability), reason or "this set-up lacks it"
-    except ValueError:
-        allowed = ", ".join(each.value for each in Ability)
-        raise argparse.ArgumentTypeError(f"unknown ability {ability!r}: expected one of {allowed}") from None
+def _name_and_reason(text: str) -> tuple[str, str]:
+    name, _, reason = text.partition("=")
+    groups = dict.fromkeys(check.group for check in CHECKS)
+    if name not in groups and name not in map(str, CHECKS):
+        raise argparse.ArgumentTypeError(f"unknown check or group {name!r}; the groups are {', '.join(groups)}")
+    return name, reason or "not on this set-up"
 
 
-def _work(first: int, lacks: Mapping[Ability, str]) -> int:
+def _work(first: int, without: Mapping[str, str]) -> int:
     """In the child: run the checks from number ``first`` on, and write each result at once."""
     try:
         accelerator = choose().require()
@@ -88,17 +86,17 @@ def _work(first: int, lacks: Mapping[Ability, str]) -> int:
         print(error, file=sys.stderr)
         return _NO_DEVICE
     for check in CHECKS[first:]:
-        result = check.run(accelerator, lacks)
+        result = check.run(accelerator, without)
         # A device's library may print, too; our lines begin with the mark.
         print(f"\n{_MARK}{json.dumps([result.status, result.note])}", flush=True)
     return 0
 
 
-def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> ConformanceReport | None:
+def run_isolated(name: str, without: Mapping[str, str], timeout_s: float) -> ConformanceReport | None:
     """Run every check on the accelerator that ``name`` names, in child processes.
 
     Args:
-        lacks: as for :func:`accelerator.testing.check_conformance`.
+        without: as for :func:`accelerator.testing.check_conformance`.
         timeout_s: for one check, the start of its process included.
 
     Returns:
@@ -106,7 +104,7 @@ def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> C
     """
     outcomes: list[tuple[str, str]] = []
     while len(outcomes) < len(CHECKS):
-        found, end, status = _run_child(name, len(outcomes), lacks, timeout_s)
+        found, end, status = _run_child(name, len(outcomes), without, timeout_s)
         if status == _NO_DEVICE and not outcomes and not found:
             return None
         outcomes += found
@@ -122,11 +120,11 @@ _WORKER = (
 
 
 def _run_child(
-    name: str, first: int, lacks: Mapping[Ability, str], timeout_s: float
+    name: str, first: int, without: Mapping[str, str], timeout_s: float
 ) -> tuple[list[tuple[str, str]], str, int]:
     """The outcomes from check ``first`` on, how the child ended, and its exit status."""
     command = isolated_command(_WORKER, name, f"--worker={first}")
-    command += [f"--without={ability.value}={reason}" for ability, reason in lacks.items()]
+    command += [f"--without={each}={reason}" for each, reason in without.items()]
     outcomes: list[tuple[str, str]] = []
     is_late = threading.Event()
 

@@ -1,24 +1,7 @@
 """Accelerators from other distributions, through the entry-point group ``accelerator.backends``.
 
-The protocol, in the vendor's ``pyproject.toml``::
-
-    [project.entry-points."accelerator.backends"]
-    acme = "acme_accel:AcmeAccelerator"
-
-The entry point's name is the accelerator's name in the override ``ACCEL_ACCELERATOR``. Its object
-is a class (or another callable without parameters) that returns an accelerator, usually a subclass of
-``accelerator.torch_accelerator.TorchAccelerator``, which has all of the following. Optional members of the class:
-
-``detection_priority: int``
-    Its place in detection; higher ones are tried earlier. Built-ins: xpu.external 1000, xpu 900 and 800,
-    npu 700, sdaa 600, mps 500, hpu 400, mlu 300, supa 250, cuda 200, cpu 0. Without it
-    :data:`DEFAULT_PRIORITY`: after every built-in device, before the CPU.
-``probe() -> str | None``
-    A class or static method: why the device is unusable, or None if it is usable. By default, an object is created and
-    its ``is_available()`` called.
-``builder_package: str``
-    The package of its op builders, what ``op_builder_dir()`` returns. With it a prebuild that names the
-    accelerator needs no device.
+An entry point's name is the accelerator's name in the override; its object is a class, or another callable without
+parameters, that returns an accelerator. ``docs/add_a_device.md`` lists the optional members of the class.
 
 A plug-in is rejected, with the reason in the trace, if its name is taken, its class cannot be imported, or its probe
 raises. If the environment names a plug-in, no other is imported; if it names a built-in accelerator, no plug-in is

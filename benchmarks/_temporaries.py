@@ -12,14 +12,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from benchmarks import _processes
+from benchmarks._measure import ROOT
+
 WARM_UP_STEPS = 3  # the first makes the state; the third sees the same gradient tensors again
 SHAPES = {"one of 16M": (1, 16 << 20), "10,000 x 1,024": (10_000, 1024)}
 VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "8-bit, clipping": {"states": "8bit", "max_grad_norm": 1.0}}
@@ -27,14 +28,12 @@ VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "8-bit, clipping": {"states"
 
 def environment() -> dict[str, str]:
     """The environment of a process whose growth can be measured."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONMALLOC": "malloc",  # Python's own allocator keeps blocks too
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "0",
-    }
+    return _processes.environment(
+        Path(sys.executable),
+        PYTHONMALLOC="malloc",  # Python's own allocator keeps blocks too
+        MALLOC_MMAP_THRESHOLD_="65536",
+        MALLOC_TRIM_THRESHOLD_="0",
+    )
 
 
 def grown_kib(work: Callable[[], object]) -> int | None:

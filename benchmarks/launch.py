@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import _measure
-from benchmarks._measure import ROOT, Table, duration, interleave, verdict
+from benchmarks import _measure, _processes
+from benchmarks._figures import Figure, figure_table
+from benchmarks._measure import Table, at_most, interleave, requirement_table
 from benchmarks._peers import PROGRAMS, failure
 
 RANKS = 2
@@ -45,18 +45,11 @@ class Block:
     spread: float
 
 
-def environment(directory: str, **variables: str) -> dict[str, str]:
+def environment(directory: str) -> dict[str, str]:
     """The environment of a launch."""
-    given = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "BENCHMARK_DIRECTORY": directory,
-        **variables,
-    }
-    given.pop("PYTHONDONTWRITEBYTECODE", None)
-    return given
+    return _processes.environment(
+        Path(sys.executable), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", BENCHMARK_DIRECTORY=directory
+    )
 
 
 def start_seconds(launcher: Sequence[str]) -> float:
@@ -85,7 +78,7 @@ class Loop:
         self._command = [*launcher, str(PROGRAMS / "launch_loop.py")]
         self._requests = 0
         with (self._directory / "log").open("w") as log:
-            variables = environment(self._temporary.name, ACCEL_ACCELERATOR="cpu")
+            variables = environment(self._temporary.name)
             self._process = subprocess.Popen(self._command, env=variables, stdout=log, stderr=log)
 
     def block(self, turns: int) -> Block:
@@ -133,35 +126,18 @@ def measure_loops(blocks: int, turns: int) -> dict[str, list[Block]]:
         return interleave({name: partial(loop.block, turns) for name, loop in loops.items()}, blocks, "blocks")
 
 
-def table(starts: Mapping[str, list[float]], loops: Mapping[str, list[Block]]) -> Table:
-    """The start, the loop's turns and their spread."""
-    ours, theirs = statistics.median(starts["bound"]), statistics.median(starts["torchrun"])
-    bound, unbound = (statistics.median(block.median_s for block in loops[name]) for name in ("bound", "unbound"))
-    spread, unbound_spread = (statistics.median(block.spread for block in loops[name]) for name in ("bound", "unbound"))
-    rows = [
-        [
-            "start of 2 bound ranks; peer: torchrun",
-            verdict(ours <= theirs + START_LIMIT_S),
-            duration(ours),
-            duration(theirs),
-            f"<= peer + {START_LIMIT_S} s",
-        ],
-        [
-            "a turn of the loop, bound; peer: unbound",
-            verdict(bound <= unbound * SLOWER_LIMIT),
-            duration(bound),
-            duration(unbound),
-            f"<= {SLOWER_LIMIT} x peer",
-        ],
-        [
-            "spread of the turns, bound; peer: unbound",
-            verdict(spread < unbound_spread),
-            f"{spread:.3f}",
-            f"{unbound_spread:.3f}",
-            "< peer",
-        ],
+def make_tables(starts: Mapping[str, list[float]], loops: Mapping[str, list[Block]]) -> list[Table]:
+    """The start and the loop's turns, and the spread of the turns."""
+    turns = {name: [block.median_s for block in blocks] for name, blocks in loops.items()}
+    spreads = {name: statistics.median(block.spread for block in blocks) for name, blocks in loops.items()}
+    start_limit_s = statistics.median(starts["torchrun"]) + START_LIMIT_S
+    turn_limit_s = statistics.median(turns["unbound"]) * SLOWER_LIMIT
+    figures = [
+        Figure("start of 2 bound ranks", starts["bound"], start_limit_s, {"torchrun": starts["torchrun"]}),
+        Figure("a turn of the loop, bound", turns["bound"], turn_limit_s, {"unbound": turns["unbound"]}),
     ]
-    return Table("The launcher", ("figure", "verdict", "accel-launch", "peer", "limit"), rows)
+    spread = at_most("spread of the turns, in that of unbound ranks", spreads["bound"] / spreads["unbound"], 1.0)
+    return [figure_table("The launcher", figures), requirement_table([spread])]
 
 
 def main() -> None:
@@ -171,7 +147,7 @@ def main() -> None:
     launches = {"bound": partial(start_seconds, BOUND), "torchrun": partial(start_seconds, TORCHRUN)}
     starts = interleave(launches, start_rounds, "starts")
     loops = measure_loops(blocks, turns)
-    _measure.report("launch", arguments, machine, [table(starts, loops)], {"starts_s": starts, "loops": loops})
+    _measure.report("launch", arguments, machine, make_tables(starts, loops), {"starts_s": starts, "loops": loops})
 
 
 if __name__ == "__main__":

@@ -54,14 +54,6 @@ started = time.perf_counter()
 CPUAdamBuilder().load()
 print(json.dumps({"CPUAdamBuilder": time.perf_counter() - started}))
 """
-LOAD_COLD = """
-import json, time
-import torch
-from op_builder.cpu import CPUAdamBuilder
-started = time.perf_counter()
-CPUAdamBuilder().load()
-print(json.dumps(time.perf_counter() - started))
-"""
 # The least of many steps of one thread: what other programs leave to it.
 STEP = """
 import json, time
@@ -168,7 +160,8 @@ def measure_targets(native: Installation, source: Path, directory: Path, rounds:
 
     def load_cold(**variables: str) -> float:
         cache = tempfile.mkdtemp(prefix="cold-", dir=directory)
-        return float(crossed.run(LOAD_COLD, directory, ACCEL_CACHE_DIR=cache, **variables))
+        output = crossed.run(LOAD, directory, "CPUAdamBuilder", ACCEL_CACHE_DIR=cache, **variables)
+        return printed(output)["CPUAdamBuilder"]
 
     paths = {"zig": str(Path(sys.executable).parent), "c++": os.environ["PATH"]}  # the first has ninja and no compiler
     loads = {name: lambda path=path: load_cold(PATH=path) for name, path in paths.items()}

@@ -348,8 +348,4 @@ def _print_summary(outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        run_main(main)
-    except KeyboardInterrupt:
-        print("Interrupted. The compilers were stopped and incomplete builds removed.", file=sys.stderr)
-        sys.exit(130)
+    run_main(main)

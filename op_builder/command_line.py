@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import NoReturn
 
 # Packages that commands import; a checkout may be run without its requirements.
 REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
@@ -26,11 +28,24 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         sys.exit(
             f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install {error.name}."
         )
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        status = 128 + signal.SIGINT
     except BrokenPipeError:
         # Python flushes stdout when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE  # as shells report it
     sys.exit(status)
+
+
+def parse_size(text: str) -> int:
+    """The bytes of an argument like ``500M`` or ``2G``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        import argparse  # a prebuilt op needs this module, and no parser
+
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 500M or 2G")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def printable(text: str) -> str:

@@ -36,18 +36,6 @@ logger = logging.getLogger(__name__)
 
 _CUDA_SUFFIX = ".cu"
 
-# What remedies name to the author of a builder class, and which argument it is here; longer texts first.
-_ARGUMENT_OF = {
-    "cxx_args(), nvcc_args() or source_args()": "extra_cflags or extra_cuda_cflags",
-    "extra_ldflags() or libraries_args()": "extra_ldflags",
-    "absolute_name() end in": "name be",
-    "cxx_args()": "extra_cflags",
-    "nvcc_args()": "extra_cuda_cflags",
-    "extra_ldflags()": "extra_ldflags",
-    "include_paths()": "extra_include_paths",
-    "sources()": "sources",
-}
-
 Flags = Sequence[str] | str | None
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -95,19 +83,20 @@ def load(
     files = [_source(file) for file in _paths("load", "sources", sources)]
     if not files:
         raise ArgumentError("load: sources is empty.", "Pass at least one source file.")
-    builder = _builder(
+    return _load(
         "load",
         name,
         {},
         files,
+        extra_include_paths,
+        build_directory,
+        verbose=verbose,
         with_cuda=with_cuda,
         is_python_module=is_python_module,
         extra_cflags=extra_cflags,
         extra_cuda_cflags=extra_cuda_cflags,
         extra_ldflags=extra_ldflags,
-        extra_include_paths=extra_include_paths,
     )
-    return _loaded("load", builder, verbose, is_python_module, build_directory)
 
 
 def load_inline(
@@ -162,32 +151,35 @@ def load_inline(
         has_headers=not no_implicit_headers,
         handles_torch_errors=with_pytorch_error_handling,
     )
-    builder = _builder(
+    return _load(
         "load_inline",
         name,
         texts,
         [],
+        extra_include_paths,
+        build_directory,
+        verbose=verbose,
         with_cuda=with_cuda,
         is_python_module=is_python_module,
         extra_cflags=extra_cflags,
         extra_cuda_cflags=extra_cuda_cflags,
         extra_ldflags=extra_ldflags,
-        extra_include_paths=extra_include_paths,
     )
-    return _loaded("load_inline", builder, verbose, is_python_module, build_directory)
 
 
-def _builder(
+def _load(
     function: str,
     name: str,
     texts: dict[str, str],
     files: list[str],
+    extra_include_paths: Paths | None,
+    build_directory: str | os.PathLike[str] | None,
     *,
+    verbose: bool,
     with_cuda: bool | None,
     is_python_module: bool,
-    extra_include_paths: Paths | None,
     **flags: Flags,
-) -> GivenBuilder:
+) -> Any:
     uses_cuda = any(file.endswith(_CUDA_SUFFIX) for file in (*texts, *files))
     if uses_cuda and with_cuda is False:
         raise ArgumentError(
@@ -212,20 +204,9 @@ def _builder(
         cuda = find_cuda(builder.cache.memo)
         builder.include_dirs.append(str(cuda.home / "include"))
         builder.flags["link"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
-    return builder
-
-
-def _loaded(
-    function: str,
-    builder: GivenBuilder,
-    verbose: bool,
-    is_python_module: bool,
-    build_directory: str | os.PathLike[str] | None,
-) -> Any:
     directory = None if build_directory is None else _made_directory(function, build_directory)
-    with _in_arguments():
-        entry = resolver.cached_or_built(builder, log_steps(builder.name, verbose))
-        loaded = loader.open_entry(entry, builder)
+    entry = resolver.cached_or_built(builder, log_steps(builder.name, verbose))
+    loaded = loader.open_entry(entry, builder)
     if directory is not None:
         name = entry.artifact.name
         # Replaced in one step: another process may have the older file open.
@@ -253,21 +234,6 @@ def _copying_to(build_directory: str | os.PathLike[str]) -> Iterator[None]:
             f"The library cannot be copied to build_directory {str(build_directory)!r}: {error.strerror}.",
             "Pass a directory that you can write, or leave build_directory out: the cache holds the library.",
         ) from error
-
-
-@contextmanager
-def _in_arguments() -> Iterator[None]:
-    """Let remedies name the arguments of :func:`load` instead of a builder's methods."""
-    try:
-        yield
-    except AccelError as error:
-        remedy = error.remedy
-        for method, argument in _ARGUMENT_OF.items():
-            remedy = remedy.replace(method, argument)
-        if remedy != error.remedy:
-            error.remedy = remedy
-            error.args = (f"{error.message}\n  Remedy: {remedy}",)
-        raise
 
 
 def _check_switches(function: str, **switches: object) -> None:

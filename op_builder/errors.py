@@ -21,6 +21,9 @@ class AccelError(Exception):
         self.remedy = remedy
         super().__init__(f"{message}\n  Remedy: {remedy}" if remedy else message)
 
+    def __str__(self) -> str:  # OSError, ImportError and KeyError would print their own fields
+        return Exception.__str__(self)
+
 
 class EnvironmentValueError(AccelError, ValueError):
     """The value of an environment variable cannot be parsed."""
@@ -61,15 +64,9 @@ class StorageError(AccelError, OSError):
         self.bytes_done = bytes_done
         self.others: tuple[StorageError, ...] = ()
 
-    def __str__(self) -> str:  # OSError would print errno fields
-        return Exception.__str__(self)
-
 
 class TensorNotFoundError(AccelError, KeyError):
     """A store has no tensor with that name; the message suggests near matches."""
-
-    def __str__(self) -> str:  # KeyError would print it quoted
-        return Exception.__str__(self)
 
 
 class DamagedTensorError(AccelError, ValueError):
@@ -138,9 +135,6 @@ class UnknownBuilderError(UnknownOpError, ImportError):
 class SourceNotFoundError(AccelError, FileNotFoundError):
     """A source file that a builder names does not exist."""
 
-    def __str__(self) -> str:  # FileNotFoundError would print errno fields
-        return Exception.__str__(self)
-
 
 class ToolchainError(AccelError, RuntimeError):
     """A compiler, a build tool or an SDK is missing or broken."""
@@ -177,15 +171,9 @@ class BuildCancelled(AccelError):
 class CacheError(AccelError, OSError):
     """The cache directory cannot be read or written, or the disk is full."""
 
-    def __str__(self) -> str:  # OSError would print errno fields
-        return Exception.__str__(self)
-
 
 class LoadError(AccelError, ImportError):
     """A built op could not be loaded into this process."""
-
-    def __str__(self) -> str:  # ImportError would print only its msg field
-        return Exception.__str__(self)
 
 
 class MissingCUDAException(AccelError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,15 +17,13 @@ from op_builder.report.collect import find_op
 from op_builder.system.memo import Memo
 from op_builder.toolchains.toolset import find_toolset
 
-_SECTION_HEADER = {1: "IIIIII", 2: "IIQQQQ"}  # by class: name, type, flags, address, offset, size
-
 
 @dataclass(frozen=True)
 class Rebuilt:
     """What compiling an entry's op again gave.
 
     Attributes:
-        differences: parts of the binary that differ; empty if all bytes are equal.
+        differences: where the binaries begin to differ; empty if all bytes are equal.
         obstacle: why the op was not compiled, or was compiled from other files; empty if it was.
     """
 
@@ -66,39 +63,17 @@ def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
             made = build(plan, key, toolset, Cache(Path(name) / "cache"))
             if made.digest != entry.digest:
                 return Rebuilt(entry, obstacle="a header has changed since it was built")
-            return Rebuilt(entry, _differences(entry.artifact.read_bytes(), made.artifact.read_bytes()))
+            return Rebuilt(entry, _difference(entry.artifact.read_bytes(), made.artifact.read_bytes()))
     except AccelError as error:
         return Rebuilt(entry, obstacle=error.message)
     except OSError as error:
         return Rebuilt(entry, obstacle=str(error))
 
 
-def _differences(before: bytes, now: bytes) -> tuple[str, ...]:
-    """The sections that differ between two binaries; the first byte where they do if there are no such sections."""
+def _difference(before: bytes, now: bytes) -> tuple[str, ...]:
+    """Where two binaries begin to differ; empty if they do not."""
     if before == now:
         return ()
-    old, new = _sections(before), _sections(now)
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    if names:
-        return tuple(f"section {name}" for name in names)
-    at = next((at for at, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), len(before))
-    return (f"bytes from {min(at, len(now))} of {len(before)}",)
-
-
-def _sections(binary: bytes) -> dict[str, bytes]:
-    """The sections of an ELF file by name; empty for any other file."""
-    try:
-        order = "<" if binary[5] == 1 else ">"
-        is_64 = binary[4] == 2
-        (table,) = struct.unpack_from(order + ("Q" if is_64 else "I"), binary, 40 if is_64 else 32)
-        size, count, names_at = struct.unpack_from(f"{order}HHH", binary, 58 if is_64 else 46)
-        form = order + _SECTION_HEADER[binary[4]]
-        rows = [struct.unpack_from(form, binary, table + number * size) for number in range(count)]
-        names = binary[rows[names_at][4] :]
-        return {
-            names[row[0] : names.index(b"\0", row[0])].decode(errors="replace"): binary[row[4] : row[4] + row[5]]
-            for row in rows
-            if row[1] not in (0, 8)  # no section, no bytes in the file
-        }
-    except (IndexError, KeyError, ValueError, struct.error):
-        return {}
+    shorter = min(len(before), len(now))
+    at = next((at for at in range(shorter) if before[at] != now[at]), shorter)
+    return (f"bytes from {at} of {len(before)}",)

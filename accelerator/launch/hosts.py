@@ -7,7 +7,6 @@ hosts, and slots of them: ``host:0,1@host2`` is slots 0 and 1 of the first and a
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import difflib
 import errno
@@ -75,18 +74,14 @@ def read_users_file(path: Path, opener: Callable[[str, int], int] | None = None)
     try:
         with open(path, "rb", opener=opener) as file:
             data = file.read()
-        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        # Bytes of another encoding reach the ranks unchanged, as in the environment of Python.
-        text = data.decode("utf-16") if is_utf16 else data.decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it a readable file.") from None
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
+    if b"\0" in data:
         raise LaunchError(f"{path} is not a text file.", "Save it as text, in UTF-8.")
-    return text
+    # Bytes of another encoding reach the ranks unchanged, as in the environment of Python.
+    return data.decode("utf-8-sig", "surrogateescape")
 
 
 def why_distrusted(path: Path) -> str | None:

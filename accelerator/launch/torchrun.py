@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
@@ -43,7 +44,6 @@ _LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.ela
 _REPEATED = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
-_RESOLVE_S = 15.0  # a name may resolve only after its host has started
 _MARGIN_S = 2.0
 
 
@@ -67,7 +67,7 @@ def run(job: Job) -> int:
             signals.raise_first()
             if job.has_driver:
                 _follow_standard_input()  # a signal may be pending there
-            _resolve(job)
+            resolve(job)
             agent = _Agent(job, signals, directory)
             result = agent.run()
             signals.ignore()
@@ -225,43 +225,23 @@ def make_rendezvous(job: Job) -> RendezvousHandler:
     return handler
 
 
-class _Rendezvous(RendezvousHandler):
+class _Rendezvous(StaticTCPRendezvous):
     """Hosts whose indices are known meet at a store, which their ranks also use."""
 
     def __init__(self, job: Job) -> None:
+        timeout_s = int(_RENDEZVOUS_TIMEOUT.total_seconds())
+        super().__init__(_address(job), _port(job), job.node_rank, job.num_nodes, _name(job), timeout_s)
         self._job = job
         self._rounds = 0
         self._own: TCPStore | None = None
 
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
     def next_rendezvous(self) -> RendezvousInfo:
         if self._own is None:
-            self._own = _store(self._job, _port(self._job))
+            self._own = _store(self._job, self.master_port)
         self._rounds += 1  # restarted ranks must not find the keys of earlier ones
-        store = PrefixStore(f"{_name(self._job)}/{self._rounds}", self._own)
-        place = RendezvousStoreInfo(_address(self._job), self._own.port)
-        return RendezvousInfo(store, self._job.node_rank, self._job.num_nodes, place)
-
-    def get_backend(self) -> str:
-        return "accel-launch"
-
-    def get_run_id(self) -> str:
-        return _name(self._job)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def shutdown(self) -> bool:
-        return True
+        store = PrefixStore(f"{self.run_id}/{self._rounds}", self._own)
+        place = RendezvousStoreInfo(self.master_addr, self._own.port)
+        return RendezvousInfo(store, self.rank, self.world_size, place)
 
 
 def _store(job: Job, port: int) -> TCPStore:
@@ -292,13 +272,13 @@ def _name(job: Job) -> str:
     return job.launch if job.has_driver or job.num_nodes == 1 else "accel-launch"
 
 
-def _resolve(job: Job) -> None:
+def resolve(job: Job, timeout_s: float = 15.0) -> None:
     """Resolve the address of rank 0: torch would retry for 15 minutes without a reason.
 
     Raises:
-        LaunchError: the name is unknown.
+        LaunchError: the name is still unknown after ``timeout_s``; it may be known only after its host has started.
     """
-    deadline = time.monotonic() + _RESOLVE_S
+    deadline = time.monotonic() + timeout_s
     while job.master_addr is not None:
         try:
             socket.getaddrinfo(job.master_addr.strip("[]"), job.master_port or DEFAULT_PORT)

@@ -1,22 +1,8 @@
 """The conformance kit: does an object implement the whole contract of an accelerator?
 
-A vendor checks a device in one test::
-
-    from accelerator.testing import check_conformance
-
-    def test_acme() -> None:
-        report = check_conformance(AcmeAccelerator())
-        assert report.passed, str(report)
-
-or in one test per check::
-
-    @pytest.mark.parametrize("check", CHECKS, ids=str)
-    def test_acme(check: Check) -> None:
-        check.require(AcmeAccelerator())  # raises ConformanceError; its status may be "not applicable"
-
-``python -m accelerator.conformance NAME`` is its command line. Each check is a method, and its docstring states in
-one sentence what it proves. There is no timeout here; the command line runs the checks in a child process and stops it
-after a time.
+A vendor calls :func:`check_conformance`, or ``check.require(accelerator)`` for each of ``CHECKS``. A check is a method
+whose docstring states in one sentence what it proves. There is no timeout here; ``python -m accelerator.conformance``
+runs the checks in a child process and stops it after a time.
 """
 
 from __future__ import annotations
@@ -26,30 +12,30 @@ from typing import Any
 
 from accelerator.testing.devices import DeviceChecks, GraphChecks, IdentityChecks, RandomNumberChecks, StreamChecks
 from accelerator.testing.environment import BuilderChecks, EnvironmentChecks
-from accelerator.testing.model import Ability, Check, CheckResult, ConformanceError, ConformanceReport, require_device
-from accelerator.testing.tensors import MemoryChecks, NumberTypeChecks, TensorChecks
+from accelerator.testing.model import Check, CheckResult, ConformanceError, ConformanceReport, require_device
+from accelerator.testing.tensors import MemoryChecks, NumberTypeChecks, PinnedMemoryChecks, TensorChecks
 
-__all__ = ["CHECKS", "Ability", "Check", "CheckResult", "ConformanceError", "ConformanceReport", "check_conformance"]
+__all__ = ["CHECKS", "Check", "CheckResult", "ConformanceError", "ConformanceReport", "check_conformance"]
 
 _CLASSES = (
     *(IdentityChecks, DeviceChecks, RandomNumberChecks, StreamChecks, MemoryChecks),
-    *(NumberTypeChecks, TensorChecks, GraphChecks, BuilderChecks, EnvironmentChecks),
+    *(NumberTypeChecks, TensorChecks, PinnedMemoryChecks, GraphChecks, BuilderChecks, EnvironmentChecks),
 )
 CHECKS: tuple[Check, ...] = tuple(check for checks in _CLASSES for check in checks.collect())
 """Every check of the kit, in the order in which they run."""
 
 
-def check_conformance(accelerator: Any, lacks: Mapping[Ability, str] | None = None) -> ConformanceReport:
+def check_conformance(accelerator: Any, without: Mapping[str, str] | None = None) -> ConformanceReport:
     """Run every check.
 
     Args:
         accelerator: the object under test.
-        lacks: abilities that this set-up lacks, with the reason; checks that need them do not apply. Only a fake
-            device should lack any.
+        without: names of checks or groups that do not apply to this set-up, with the reason. Only a fake device
+            should need it.
 
     Raises:
         AcceleratorUnavailableError: no device is available.
     """
     require_device(accelerator)
     name = f"{type(accelerator).__module__}.{type(accelerator).__qualname__}"
-    return ConformanceReport(name, tuple(check.run(accelerator, lacks) for check in CHECKS))
+    return ConformanceReport(name, tuple(check.run(accelerator, without) for check in CHECKS))

@@ -9,7 +9,7 @@ import torch
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import describe
 from accelerator.structure import structural_faults
-from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
+from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type, fail
 
 _SEED = 20_240_611
 _BOUND = "set_device() accepts any number and changes nothing: something else binds the process"
@@ -37,22 +37,19 @@ class IdentityChecks(Checks):
             expect_equal(name, getattr(self.accelerator, name), method())
         expect_type("_name", self.accelerator._name, str)
 
-    def answers_yes_or_no(self) -> None:
-        """Every predicate returns a bool, never None."""
+    def predicates_return_bools(self) -> None:
+        """Every predicate returns a bool, never None; on a synchronized device those that follow from it are True."""
         names = (
-            "is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure "
-            "is_triton_supported prefer_triton_grouped_mm is_available is_current_stream_capturing"
+            "is_synchronized_device is_triton_supported prefer_triton_grouped_mm is_available "
+            "is_current_stream_capturing is_bf16_supported is_fp16_supported is_fp8_supported is_fp64_supported"
         )
+        implied = ("use_host_timers", "resolves_data_dependency", "handles_memory_backpressure")
         expect_type("supports_nvtx_domain", getattr(self.accelerator, "supports_nvtx_domain", False), bool)
-        for name in names.split():
+        for name in (*names.split(), *implied):
             expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
-
-    def synchronized_device_is_consistent(self) -> None:
-        """A synchronized device uses host timers, resolves data dependencies and handles memory back-pressure."""
-        if not self.accelerator.is_synchronized_device():
-            does_not_apply("the device works asynchronously")
-        for name in ("use_host_timers", "resolves_data_dependency", "handles_memory_backpressure"):
-            expect_equal(f"{name}()", getattr(self.accelerator, name)(), True)
+        if self.accelerator.is_synchronized_device():
+            for name in implied:
+                expect_equal(f"{name}()", getattr(self.accelerator, name)(), True)
 
     def communication_backend_is_known(self) -> str:
         """communication_backend_name() is None or a backend of torch.distributed."""
@@ -143,17 +140,11 @@ class DeviceChecks(Checks):
         for index in (None, *self._indices()):
             self.accelerator.synchronize(*() if index is None else (index,))
 
-    def properties_have_one_type(self) -> str:
-        """get_device_properties() returns a record of the current and of each device, or None."""
-        found = [self.accelerator.get_device_properties(index) for index in (None, *self._indices())]
-        expect(len({type(each) for each in found}) == 1, "records of one type", [type(each).__name__ for each in found])
-        return "no record" if found[0] is None else str(getattr(found[0], "name", type(found[0]).__name__))
-
-    def capabilities_have_one_type(self) -> str:
-        """device_capability() returns the capability of the current and of each device, or None."""
-        found = [self.accelerator.device_capability(index) for index in (None, *self._indices())]
-        expect(len({type(each) for each in found}) == 1, "capabilities of one type", found)
-        return "none" if found[0] is None else type(found[0]).__name__ if isinstance(found[0], dict) else str(found[0])
+    def properties_have_one_type(self) -> None:
+        """get_device_properties() and device_capability() return one type for the current and for each device."""
+        for name in ("get_device_properties", "device_capability"):
+            found = [getattr(self.accelerator, name)(index) for index in (None, *self._indices())]
+            expect(len({type(each) for each in found}) == 1, f"one type from {name}()", found)
 
 
 class RandomNumberChecks(Checks):
@@ -171,7 +162,6 @@ class RandomNumberChecks(Checks):
             expect_equal("dtype of the state", state.dtype, torch.uint8)
             expect_equal("device of the state", state.device.type, "cpu")
 
-    @needs(Ability.TENSORS)
     def rng_state_round_trips(self) -> None:
         """Restoring a generator's state repeats its numbers, on every device."""
         for index in self._each_device():
@@ -182,7 +172,6 @@ class RandomNumberChecks(Checks):
                 self.accelerator.set_rng_state(state, argument)
                 expect(self._draw() == first, f"the same numbers after set_rng_state(..., {argument})", "others")
 
-    @needs(Ability.TENSORS)
     def manual_seed_is_reproducible(self) -> None:
         """One seed gives the same numbers each time; another seed gives others."""
         draws = []
@@ -192,7 +181,6 @@ class RandomNumberChecks(Checks):
         expect(draws[0] == draws[1], "the same numbers from the same seed", "others")
         expect(draws[0] != draws[2], "other numbers from another seed", "the same")
 
-    @needs(Ability.TENSORS)
     def manual_seed_all_seeds_every_device(self) -> None:
         """After manual_seed_all() every device draws the same numbers as after the same call before."""
         for index in self._each_device():
@@ -223,21 +211,18 @@ class RandomNumberChecks(Checks):
 class StreamChecks(Checks):
     group = "streams and events"
 
-    @needs(Ability.STREAMS)
     def streams_are_usable(self) -> None:
         """Streams can be created, synchronized and queried; query() is True after synchronize()."""
         for stream in (self.accelerator.Stream(), self.accelerator.current_stream(), self.accelerator.default_stream()):
             stream.synchronize()
             expect_equal("query() after synchronize()", stream.query(), True)
 
-    @needs(Ability.STREAMS)
     def current_stream_is_the_default_one(self) -> None:
         """Unless a stream was chosen, current_stream() is default_stream(), on every device."""
         for index in (None, *self._indices()):
             is_default = self.accelerator.current_stream(index) == self.accelerator.default_stream(index)
             expect(is_default, f"current_stream({index}) equal to default_stream({index})", "another")
 
-    @needs(Ability.STREAMS)
     def stream_context_switches(self) -> None:
         """Inside stream(s), current_stream() is s."""
         former, stream = self.accelerator.current_stream(), self.accelerator.Stream()
@@ -249,7 +234,6 @@ class StreamChecks(Checks):
             inside == stream, "the chosen stream inside the context", "the former" if inside == former else "another"
         )
 
-    @needs(Ability.STREAMS)
     def stream_context_restores(self) -> None:
         """After stream(s), the previous stream is current again, also if contexts nest or the body raises."""
         former = self.accelerator.current_stream()
@@ -267,7 +251,6 @@ class StreamChecks(Checks):
             pass
         expect(self.accelerator.current_stream() == former, "the former stream after an error in the body", "another")
 
-    @needs(Ability.STREAMS, Ability.EVENTS, Ability.TENSORS)
     def streams_wait_for_each_other(self) -> None:
         """After wait_stream() or wait_event(), a stream sees the finished work of the other one."""
         main, side = self.accelerator.current_stream(), self.accelerator.Stream()
@@ -281,7 +264,6 @@ class StreamChecks(Checks):
         self.accelerator.synchronize()
         expect_equal("values", result.cpu().tolist(), [3.0, 5.0])
 
-    @needs(Ability.EVENTS)
     def events_are_usable(self) -> None:
         """An event can be recorded, waited on and queried; query() is True after synchronize()."""
         event = self.accelerator.Event()
@@ -290,7 +272,6 @@ class StreamChecks(Checks):
         event.synchronize()
         expect_equal("query() after synchronize()", event.query(), True)
 
-    @needs(Ability.EVENTS)
     def events_measure_time(self) -> str:
         """elapsed_time() is a time in milliseconds, unless the device uses host timers."""
         try:
@@ -312,14 +293,13 @@ class StreamChecks(Checks):
 class GraphChecks(Checks):
     group = "graphs"
 
-    @needs(Ability.GRAPHS, Ability.TENSORS)
     def graphs_replay(self) -> str | None:
-        """A captured graph computes the right values when it is replayed, also from changed inputs."""
+        """A graph, captured with a pool and a stream, computes the right values when it is replayed."""
         graph = self.accelerator.create_graph()
         data = self._tensor([1.0, 2.0])
         warm = data * 2 + 1  # initialises libraries, which a capture may not do
         self.accelerator.synchronize()
-        with self.accelerator.capture_to_graph(graph):
+        with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
             result = data * 2 + 1
             is_capturing = self.accelerator.is_current_stream_capturing()
         self.accelerator.replay_graph(graph)
@@ -335,10 +315,3 @@ class GraphChecks(Checks):
             return "captured work runs at once; the graph records nothing"
         expect_equal("values after a replay with other inputs", result.cpu().tolist(), [7.0, 7.0])
         return None
-
-    @needs(Ability.GRAPHS)
-    def graphs_take_pool_and_stream(self) -> None:
-        """capture_to_graph() takes the keywords pool and stream."""
-        graph = self.accelerator.create_graph()
-        with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
-            pass

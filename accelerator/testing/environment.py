@@ -7,7 +7,7 @@ import subprocess
 import torch
 from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
 
-from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
+from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type, fail
 from op_builder import OpBuilder, env
 from op_builder.catalog.registry import device_package
 from op_builder.catalog.table import OPS
@@ -113,7 +113,6 @@ class EnvironmentChecks(Checks):
         expect_equal("the mapping", given, expected)
         expect(env.child_environment() == before, "this process's environment unchanged", "it changed")
 
-    @needs(Ability.CHILD_PROCESSES)
     def visible_devices_are_honoured(self) -> str:
         """A child process sees only the devices that set_visible_devices_envs() wrote."""
         if self._ignores_indices():
@@ -139,25 +138,19 @@ class EnvironmentChecks(Checks):
         expect(len(counts) == 1, f"a child process that counts devices {ids}", f"failed: {child.stderr.strip()[-300:]}")
         return int(counts[0])
 
-    def compile_backend_is_known(self) -> str:
-        """get_compile_backend() is a torch.compile backend, and set_compile_backend() accepts another one."""
+    def compile_backend_is_checked(self) -> str:
+        """set_compile_backend() accepts torch's backends; another name raises ValueError and changes nothing."""
         former, known = self.accelerator.get_compile_backend(), torch.compiler.list_backends(exclude_tags=())
         expect(former in known, f"one of {', '.join(known)}", former)
         try:
             self.accelerator.set_compile_backend("eager")
+            try:
+                self.accelerator.set_compile_backend("no_such_backend")
+            except ValueError as error:
+                expect("inductor" in str(error), "the supported backends in the message", str(error))
+            else:
+                fail("a ValueError for an unknown backend", "none")
             expect_equal("get_compile_backend()", self.accelerator.get_compile_backend(), "eager")
         finally:
             self.accelerator.set_compile_backend(former)
         return str(former)
-
-    def wrong_compile_backend_is_refused(self) -> None:
-        """For an unknown name, set_compile_backend() raises ValueError with the supported names and changes nothing."""
-        former = self.accelerator.get_compile_backend()
-        try:
-            self.accelerator.set_compile_backend("no_such_backend")
-        except ValueError as error:
-            expect("inductor" in str(error), "the supported backends in the message", str(error))
-        else:
-            self.accelerator.set_compile_backend(former)
-            fail("a ValueError", "none")
-        expect_equal("get_compile_backend()", self.accelerator.get_compile_backend(), former)

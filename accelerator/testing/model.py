@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 
-from accelerator.errors import AcceleratorUnavailableError, UnsupportedFeatureError, describe
+from accelerator.errors import AcceleratorUnavailableError, describe
 from op_builder.errors import AccelError
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
-
-
-class Ability(str, Enum):
-    """What a set-up may lack; checks that need it do not apply."""
-
-    TENSORS = "tensors"
-    STREAMS = "streams"
-    EVENTS = "events"
-    GRAPHS = "graphs"
-    PINNED_MEMORY = "pinned-memory"
-    CHILD_PROCESSES = "child-processes"
 
 
 class ConformanceError(AccelError, AssertionError):
@@ -46,26 +32,24 @@ class Check:
         name: the method's name; unique.
         group: the theme it belongs to.
         proves: one sentence.
-        needs: the abilities that the set-up must have.
     """
 
     cls: type[Checks]
     name: str
     group: str
     proves: str
-    needs: frozenset[Ability]
 
     def __str__(self) -> str:
         return self.name
 
-    def run(self, accelerator: Any, lacks: Mapping[Ability, str] | None = None) -> CheckResult:
+    def run(self, accelerator: Any, without: Mapping[str, str] | None = None) -> CheckResult:
         """The result on ``accelerator``; whatever the check raises is a failure.
 
         Args:
-            lacks: abilities that the set-up lacks, with the reason; a check that needs one does not apply.
+            without: names of checks or groups that do not apply to this set-up, with the reason.
         """
-        for ability in sorted(self.needs & set(lacks or ())):
-            return CheckResult(self, NOT_APPLICABLE, (lacks or {})[ability])
+        for name in {self.name, self.group} & set(without or ()):
+            return CheckResult(self, NOT_APPLICABLE, (without or {})[name])
         try:
             with _restored_state(accelerator):
                 return CheckResult(self, PASSED, getattr(self.cls(accelerator), self.name)() or "")
@@ -76,9 +60,9 @@ class Check:
         except (Exception, SystemExit) as error:
             return CheckResult(self, FAILED, f"it raised {describe(error)}")
 
-    def require(self, accelerator: Any, lacks: Mapping[Ability, str] | None = None) -> CheckResult:
+    def require(self, accelerator: Any, without: Mapping[str, str] | None = None) -> CheckResult:
         """Like :meth:`run`, but raises :class:`ConformanceError` if the check failed."""
-        result = self.run(accelerator, lacks)
+        result = self.run(accelerator, without)
         if result.status == FAILED:
             raise ConformanceError(f"{self.name}: {self.proves} {result.note}.")
         return result
@@ -141,7 +125,7 @@ class Checks:
     def collect(cls) -> list[Check]:
         """The checks, in the order of their definition."""
         return [
-            Check(cls, name, cls.group, (method.__doc__ or "").strip(), getattr(method, "needs", frozenset()))
+            Check(cls, name, cls.group, (method.__doc__ or "").strip())
             for name, method in vars(cls).items()
             if callable(method) and not name.startswith("_")
         ]
@@ -168,13 +152,6 @@ class Checks:
         finally:
             self.accelerator.set_device(former)
 
-    def _unless_unsupported(self, make: Callable[[], Any]) -> Any:
-        """``make()``; if it raises UnsupportedFeatureError, the check does not apply."""
-        try:
-            return make()
-        except UnsupportedFeatureError as refusal:
-            does_not_apply(refusal.message)
-
     def _tensor(self, data: Any) -> torch.Tensor:
         """A tensor on the current device."""
         return torch.tensor(data, device=self.accelerator.device_name())
@@ -183,16 +160,6 @@ class Checks:
         """Random numbers from the current device."""
         numbers: list[float] = torch.rand(16, device=self.accelerator.device_name()).cpu().tolist()
         return numbers
-
-
-def needs(*abilities: Ability) -> Callable[[F], F]:
-    """Declare the abilities that a check needs."""
-
-    def declare(method: F) -> F:
-        method.needs = frozenset(abilities)  # type: ignore[attr-defined]
-        return method
-
-    return declare
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import mmap
 
 import torch
 
-from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, needs
+from accelerator.errors import UnsupportedFeatureError
+from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type
 
 _MAKERS = {
     "BFloat16Tensor": torch.bfloat16,
@@ -21,11 +22,6 @@ _MAKERS = {
 
 class NumberTypeChecks(Checks):
     group = "number types"
-
-    def type_questions_answer_yes_or_no(self) -> None:
-        """is_bf16_supported() and its siblings for fp16, fp8 and fp64 are bools, never None."""
-        for name in ("is_bf16_supported", "is_fp16_supported", "is_fp8_supported", "is_fp64_supported"):
-            expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
 
     def supported_dtypes_agree(self) -> str:
         """supported_dtypes() begins with float32; float16, bfloat16 and float8 are in it where is_..._supported()."""
@@ -42,7 +38,6 @@ class NumberTypeChecks(Checks):
         )
         return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
-    @needs(Ability.TENSORS)
     def supported_dtypes_compute(self) -> None:
         """A matrix product and a sum on the device are right in each of supported_dtypes()."""
         # Small integers: products and sums are exact in every floating-point type of 16 bits or more.
@@ -56,7 +51,6 @@ class NumberTypeChecks(Checks):
             expect_equal(f"dtype of a {dtype} result", found.dtype, dtype)
             expect_equal(f"values in {dtype}", found.float().tolist(), expected)
 
-    @needs(Ability.TENSORS)
     def float8_converts(self) -> None:
         """Where is_fp8_supported(), tensors convert to float8_e4m3fn and back on the device."""
         if not self.accelerator.is_fp8_supported():
@@ -76,13 +70,6 @@ class NumberTypeChecks(Checks):
 class TensorChecks(Checks):
     group = "tensors"
 
-    def tensor_properties_are_callable(self) -> None:
-        """Each of the seven tensor properties is callable."""
-        for name in _MAKERS:
-            maker = getattr(self.accelerator, name)
-            expect(callable(maker), f"{name} callable", maker)
-
-    @needs(Ability.TENSORS)
     def tensor_properties_make_tensors(self) -> str | None:
         """Each of the seven tensor properties makes a tensor of its type on the device from data."""
         halves = {torch.float16, torch.bfloat16} - set(self.accelerator.supported_dtypes())
@@ -101,7 +88,6 @@ class TensorChecks(Checks):
             expect_equal(f"values of {name}", tensor.cpu().tolist(), [1, 2, 3])
         return f"the device refuses {', '.join(refused)}" if refused else None
 
-    @needs(Ability.TENSORS)
     def tensors_are_made_on_the_current_device(self) -> None:
         """After set_device(i), the tensor properties make tensors on device i."""
         if len(self._indices()) < 2:
@@ -112,14 +98,16 @@ class TensorChecks(Checks):
             found = self.accelerator.FloatTensor([1.0]).device.index
             expect_equal(f"index of a tensor made after set_device({index})", found, index)
 
-    @needs(Ability.TENSORS)
     def on_accelerator_knows_its_tensors(self) -> None:
         """on_accelerator() is True for the device's tensors, and False for the host's unless that is the device."""
         expect_equal("on_accelerator(device tensor)", self.accelerator.on_accelerator(self._tensor([1.0])), True)
         is_host = self.accelerator.device().type == "cpu"
         expect_equal("on_accelerator(host tensor)", self.accelerator.on_accelerator(torch.ones(1)), is_host)
 
-    @needs(Ability.PINNED_MEMORY)
+
+class PinnedMemoryChecks(Checks):
+    group = "pinned memory"
+
     def pinning_keeps_the_tensor(self) -> None:
         """pin_memory() returns a CPU tensor with the same values and shape, for each of its keywords."""
         data = torch.arange(12.0).reshape(3, 4)
@@ -128,14 +116,15 @@ class TensorChecks(Checks):
             expect_equal("device of the pinned tensor", pinned.device.type, "cpu")
             expect_equal("values of the pinned tensor", pinned.tolist(), data.tolist())
 
-    @needs(Ability.PINNED_MEMORY)
     def pinning_in_whole_pages(self) -> None:
         """pin_memory(align_bytes=0) keeps the values, if the device supports whole pages."""
         data = torch.arange(4.0)
-        pinned = self._unless_unsupported(lambda: self.accelerator.pin_memory(data, align_bytes=0))
+        try:
+            pinned = self.accelerator.pin_memory(data, align_bytes=0)
+        except UnsupportedFeatureError as refusal:
+            does_not_apply(refusal.message)
         expect_equal("values of the pinned tensor", pinned.tolist(), data.tolist())
 
-    @needs(Ability.PINNED_MEMORY)
     def pinned_tensors_are_known(self) -> None:
         """is_pinned() is True for the result of pin_memory() and False for other tensors."""
         data = torch.arange(4.0)
@@ -145,7 +134,6 @@ class TensorChecks(Checks):
             does_not_apply("pin_memory() is the identity: no device copies from the tensor")
         expect_equal("is_pinned(pinned tensor)", self.accelerator.is_pinned(pinned), True)
 
-    @needs(Ability.PINNED_MEMORY)
     def unpinning_keeps_the_values(self) -> None:
         """unpin_memory() returns a bool or None for the result of pin_memory(), which keeps its values."""
         data = torch.arange(4.0)
@@ -154,7 +142,6 @@ class TensorChecks(Checks):
         expect(released is None or isinstance(released, bool), "a bool or None from unpin_memory()", released)
         expect_equal("values after unpin_memory()", pinned.tolist(), data.tolist())
 
-    @needs(Ability.PINNED_MEMORY)
     def new_tensors_are_pinned(self) -> None:
         """pin_empty() and pin_empty_like() make CPU tensors of the given size and type, pinned if pin_memory() pins."""
         data = torch.zeros(2, 3)
@@ -169,7 +156,6 @@ class TensorChecks(Checks):
             expect_equal("is_pinned(new tensor)", self.accelerator.is_pinned(made), is_pinned)
         expect_type("pin_memory_alignment()", self.accelerator.pin_memory_alignment(), int)
 
-    @needs(Ability.PINNED_MEMORY)
     def host_memory_registers(self) -> str:
         """register_host_memory() and unregister_host_memory() accept a page's address, and return one bool."""
         page = torch.zeros(2 * mmap.PAGESIZE, dtype=torch.uint8)
@@ -195,6 +181,14 @@ class MemoryChecks(Checks):
         block.fill_(1)
         self.accelerator.synchronize()
         return block
+
+    def _expect_least(self, what: str, size_bytes: int, least_bytes: int) -> None:
+        is_met = size_bytes >= least_bytes - self.slack_bytes
+        expect(is_met, f"{what} of at least {_mebibytes(least_bytes)}", _mebibytes(size_bytes))
+
+    def _expect_most(self, what: str, size_bytes: int, most_bytes: int) -> None:
+        is_met = size_bytes <= most_bytes + self.slack_bytes
+        expect(is_met, f"{what} of at most {_mebibytes(most_bytes)}", _mebibytes(size_bytes))
 
     def _allocate_and_free(self) -> None:
         block = self._block()
@@ -224,7 +218,6 @@ class MemoryChecks(Checks):
             expect(total >= available > 0, "total_memory() >= available_memory() > 0", found)
         return f"{_mebibytes(available)} of {_mebibytes(total)}"
 
-    @needs(Ability.TENSORS)
     def allocation_is_counted(self) -> str:
         """memory_allocated() grows by a tensor's size, memory_reserved() includes it, and it falls again."""
         before = self.accelerator.memory_allocated()
@@ -232,17 +225,11 @@ class MemoryChecks(Checks):
         during, reserved = self.accelerator.memory_allocated(), self.accelerator.memory_reserved()
         del block
         after = self.accelerator.memory_allocated()
-        grown, least = _mebibytes(during - before), f"memory_allocated() to grow by {_mebibytes(self.block_bytes)}"
-        expect(during - before >= self.block_bytes - self.slack_bytes, least, grown)
-        expect(reserved >= during - self.slack_bytes, f"memory_reserved() of at least {_mebibytes(during)}", reserved)
-        expect(
-            after <= during - self.block_bytes + self.slack_bytes,
-            "memory_allocated() to fall by as much",
-            f"{after - during}",
-        )
-        return f"grew by {grown}"
+        self._expect_least("growth of memory_allocated()", during - before, self.block_bytes)
+        self._expect_least("memory_reserved()", reserved, during)
+        self._expect_most("memory_allocated() without the tensor", after, during - self.block_bytes)
+        return f"grew by {_mebibytes(during - before)}"
 
-    @needs(Ability.TENSORS)
     def peak_covers_current(self) -> None:
         """While a tensor exists, no peak is below its counter."""
         block = self._block()
@@ -251,7 +238,6 @@ class MemoryChecks(Checks):
             expect(peak >= current, f"max_{name}() of at least {name}() = {current}", peak)
         del block
 
-    @needs(Ability.TENSORS)
     def peak_remembers_what_was_freed(self) -> None:
         """max_memory_allocated() includes a tensor that was freed."""
         self._require_peaks()
@@ -259,13 +245,8 @@ class MemoryChecks(Checks):
         before = self.accelerator.memory_allocated()
         self._allocate_and_free()
         risen = self.accelerator.max_memory_allocated() - before
-        expect(
-            risen >= self.block_bytes - self.slack_bytes,
-            f"a peak {_mebibytes(self.block_bytes)} higher",
-            _mebibytes(risen),
-        )
+        self._expect_least("growth of max_memory_allocated()", risen, self.block_bytes)
 
-    @needs(Ability.TENSORS)
     def resets_lower_the_peaks(self) -> None:
         """Each of the three resets lowers its peak to about the present value."""
         self._require_peaks()
@@ -276,39 +257,28 @@ class MemoryChecks(Checks):
         ):
             self._allocate_and_free()
             getattr(self.accelerator, reset)()
-            above = getattr(self.accelerator, f"max_{counter}")() - getattr(self.accelerator, counter)()
-            expect(
-                above <= self.slack_bytes,
-                f"a peak near the present value after {reset}()",
-                f"{_mebibytes(above)} above",
-            )
+            peak, current = getattr(self.accelerator, f"max_{counter}")(), getattr(self.accelerator, counter)()
+            self._expect_most(f"max_{counter}() after {reset}()", peak, current)
 
     def older_names_agree(self) -> None:
         """memory_cached() and max_memory_cached() are memory_reserved() and max_memory_reserved()."""
         for older, name in (("memory_cached", "memory_reserved"), ("max_memory_cached", "max_memory_reserved")):
-            apart = getattr(self.accelerator, older)() - getattr(self.accelerator, name)()
-            expect(abs(apart) <= self.slack_bytes, f"{older}() equal to {name}()", f"{apart} bytes more")
+            size, expected = getattr(self.accelerator, older)(), getattr(self.accelerator, name)()
+            self._expect_least(f"{older}()", size, expected)
+            self._expect_most(f"{older}()", size, expected)
 
     def statistics_are_a_dict(self) -> str:
-        """memory_stats() is a dict under string keys, and its current value is memory_allocated()."""
+        """memory_stats() is a dict that contains memory_allocated(); memory_snapshot() is a list, tuple or dict."""
         stats = self.accelerator.memory_stats()
         expect(isinstance(stats, dict), "a dict", type(stats).__name__)
         expect(all(isinstance(key, str) for key in stats), "string keys", list(stats)[:3])
         current = stats.get("allocated_bytes.all.current")
         if current is not None:
-            apart = current - self.accelerator.memory_allocated()
-            expect(
-                abs(apart) <= self.slack_bytes,
-                "allocated_bytes.all.current equal to memory_allocated()",
-                f"{apart} more",
-            )
+            self._expect_least("allocated_bytes.all.current", current, self.accelerator.memory_allocated())
+            self._expect_most("allocated_bytes.all.current", current, self.accelerator.memory_allocated())
+        expect_type("memory_snapshot()", self.accelerator.memory_snapshot(), list, tuple, dict)
         return f"{len(stats)} entries"
 
-    def snapshot_is_a_collection(self) -> None:
-        """memory_snapshot() returns the device's own snapshot, or a list if it has none."""
-        expect_type("memory_snapshot()", self.accelerator.memory_snapshot(), list, tuple, dict)
-
-    @needs(Ability.TENSORS)
     def cache_empties(self) -> None:
         """After empty_cache(), memory_reserved() is as low as it was before a tensor that was freed."""
         self.accelerator.empty_cache()
@@ -319,16 +289,4 @@ class MemoryChecks(Checks):
         if grown < self.block_bytes - self.slack_bytes:
             does_not_apply("memory_reserved() does not grow with a tensor: the device reserves its memory as a whole")
         self.accelerator.empty_cache()
-        risen = self.accelerator.memory_reserved() - before
-        expect(
-            risen <= self.slack_bytes, "memory_reserved() no higher after empty_cache()", f"{_mebibytes(risen)} more"
-        )
-
-    def resident_set_is_bytes(self) -> str:
-        """get_rss(), which the CPU accelerator has, is this process's resident set size."""
-        if not hasattr(self.accelerator, "get_rss"):
-            does_not_apply("only the CPU accelerator must have get_rss()")
-        size = self.accelerator.get_rss()
-        expect_type("get_rss()", size, int)
-        expect(0 < size <= self.accelerator.total_memory(), "0 < get_rss() <= total_memory()", size)
-        return _mebibytes(size)
+        self._expect_most("memory_reserved() after empty_cache()", self.accelerator.memory_reserved(), before)

@@ -15,29 +15,26 @@ import time
 from collections.abc import Sequence
 
 import torch
-from rich.console import Console
 
 from examples.characters.model import CharacterTransformer, Shape
-from examples.characters.text import Corpus, NoTextError, batches, standard_library
+from examples.characters.program import console, exit_status
+from examples.characters.text import Corpus, batches, standard_library
 from examples.parallel_generation.ranks import Task, write_alone, write_together
-from op_builder.errors import AccelError
 
 BACKENDS = ("gloo", "accel")
 _HEADS = 8
 _START = 16  # characters of each text that are given
 
-console = Console(highlight=False, soft_wrap=True)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; return 0 if every run generated the same text."""
     options = _parse(arguments)
-    try:
+
+    def program() -> int:
         corpus = standard_library()
         return 0 if _compare(_task(corpus, options), corpus, options.ranks) else 1
-    except (NoTextError, AccelError) as error:
-        console.print(str(error), markup=False)
-        return 1
+
+    return exit_status("parallel_generation", program)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

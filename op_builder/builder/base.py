@@ -133,13 +133,13 @@ class OpBuilder(ABC):
     def build_checks(self) -> list[CheckOutcome]:
         """Checks of everything that compiling the op needs."""
         from op_builder.engine.checks import cache_check, ninja_check, python_check, settings_check
-        from op_builder.system.outcomes import Failed, Passed, guarded, guarded_value
+        from op_builder.system.outcomes import Failed, Passed, guarded
         from op_builder.toolchains.checks import cxx_check, torch_check, torch_cuda_check
 
         if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
             return [Passed("implementation", "its own load(), which compiles nothing")]
         torch = guarded("torch", torch_check)
-        plan = guarded_value("sources", self.plan)
+        plan = guarded("sources", self.plan)
         if isinstance(plan, Failed):
             return [torch, plan]
         return [

@@ -9,7 +9,7 @@ from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
 from op_builder.errors import CUDAMismatchException, MissingCUDAException
 from op_builder.plan import BuildPlan
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
 from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains import checks
 from op_builder.toolchains.cuda import find_cuda
@@ -69,7 +69,7 @@ class CUDAOpBuilder(OpBuilder):
 
     def build_checks(self) -> list[CheckOutcome]:
         outcomes = super().build_checks()
-        plan = guarded_value("nvcc", self.plan)
+        plan = guarded("nvcc", self.plan)
         if isinstance(plan, Failed) or not plan.uses_cuda:
             return outcomes
         outcomes.append(guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))

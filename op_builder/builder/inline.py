@@ -13,6 +13,7 @@ from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.recipe import Words, check_op_name, flag_list, text_list
 from op_builder.errors import ArgumentError
 from op_builder.plan import Binding
+from op_builder.toolchains.sycl_texts import raw_literal
 
 _CXX_HEADER = "#include <torch/extension.h>\n"
 _CUDA_RUNTIME = "#include <cuda.h>\n#include <cuda_runtime.h>\n"
@@ -238,23 +239,12 @@ def _joined(argument: str, texts: str | Sequence[str]) -> str:
 
 def _module(docs: Mapping[str, str], handles_torch_errors: bool) -> str:
     wrapped = "torch::wrap_pybind_function({})" if handles_torch_errors else "{}"
-    lines = [f'  m.def("{name}", {wrapped.format(name)}, {_literal(doc)});' for name, doc in docs.items()]
+    lines = [f'  m.def("{name}", {wrapped.format(name)}, {raw_literal(doc)});' for name, doc in docs.items()]
     return "\n".join(['#line 1 "functions"', "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
 
 
 def _exports(docs: Mapping[str, str]) -> str:
     """Exports through TVM FFI; a docstring enters the binary only with -DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1."""
     lines = [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {name});" for name in docs]
-    lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC_DOC({name}, {_literal(doc)});" for name, doc in docs.items()]
+    lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC_DOC({name}, {raw_literal(doc)});" for name, doc in docs.items()]
     return "\n".join(['#line 1 "functions"', *lines, ""])
-
-
-def _literal(text: str) -> str:
-    """``text`` as a C++ string literal."""
-    escaped = "".join(char if char.isprintable() and char not in '"\\' else _escape(char) for char in text)
-    return f'"{escaped}"'
-
-
-def _escape(char: str) -> str:
-    # An octal escape ends after three digits, so that a digit may follow.
-    return "".join(f"\\{byte:03o}" for byte in char.encode())

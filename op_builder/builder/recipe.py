@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder import paths
-from op_builder.builder.standard import without_older_standards
 from op_builder.errors import AccelError, ArgumentError, IncompatibleOpError
 from op_builder.plan import ENTRY_POINT, Binding, BuildPlan, ForeignLibrary, Language, Source
-from op_builder.toolchains.flags import check_words, expand_response_files
+from op_builder.toolchains.flags import check_words, expand_response_files, without_older_standards
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder

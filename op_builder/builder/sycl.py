@@ -12,7 +12,7 @@ from op_builder.plan import SYCL_HOST_RUNTIME, BuildPlan, Language, Source, Sycl
 
 if TYPE_CHECKING:
     from op_builder.system.outcomes import CheckOutcome
-    from op_builder.toolchains.sycl import Candidate, SyclToolchain
+    from op_builder.toolchains.sycl import SyclToolchain
 
 _HOST_INCLUDES = ("kernels_sycl", "csrc")
 # Only formulas fuse products, as on the CPU and in CUDA.
@@ -36,8 +36,8 @@ class SYCLOpBuilder(OpBuilder):
         """Flags for the kernel compiler."""
         return [_EXACT_KERNELS]
 
-    def toolchain(self) -> Candidate:
-        """The toolchain that compiles the op, or why none can.
+    def toolchain(self) -> CheckOutcome:
+        """The toolchain that compiles the op, by its name, or why none can.
 
         Raises:
             EnvironmentValueError: ACCEL_SYCL_TOOLCHAIN is not the name of a toolchain.
@@ -51,7 +51,9 @@ class SYCLOpBuilder(OpBuilder):
         owner = type(self)
         names = text_list(self.kernel_sources(), f"{owner.__qualname__}.kernel_sources()")
         kernels = [paths.resolve(name, owner) for name in names]
-        chosen = self.toolchain().toolchain
+        from op_builder.toolchains.sycl import SyclToolchain
+
+        chosen = SyclToolchain(self.toolchain().name)
         include_dirs = plan.include_dirs
         sources = plan.sources
         if kernels:

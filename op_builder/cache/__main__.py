@@ -12,17 +12,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from op_builder.cache import eviction
+from op_builder.cache import eviction, layout
 from op_builder.cache.bundle import export_bundle, import_bundle, misfits
 from op_builder.cache.eviction import Item, Usage
-from op_builder.cache.layout import MEMO
+from op_builder.cache.ownership import Refusal
 from op_builder.cache.removal import folder
-from op_builder.cache.sharing import share
 from op_builder.cache.store import Cache
-from op_builder.command_line import printable, run_main
+from op_builder.command_line import parse_size, printable, run_main
 from op_builder.errors import AccelError, CacheError
 
-_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _NO_GROUP = (1 << 32) - 1  # for the system, and no larger number
 _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -115,7 +113,7 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
         lines.append(f"damaged, {result}: {directory}: {reason}")
     memos = cache.memo.damaged()
     for path in memos:
-        with folder(path.parents[2], MEMO) as opened:
+        with folder(path.parents[2], layout.MEMO) as opened:
             if opened is not None:
                 opened.unlink(path.name)
         result = "cannot be removed" if os.path.lexists(path) else "removed"
@@ -204,13 +202,35 @@ def _import(cache: Cache, options: argparse.Namespace) -> Answer:
 
 
 def _init(cache: Cache, options: argparse.Namespace) -> Answer:
-    share(cache, options.shared)
+    _share(cache, options.shared)
     sharers = "everybody may read it" if options.readers else f"the members of group {options.shared} may write it"
     directory, user = cache.root.resolve(), os.geteuid()
     text = f"{directory} is a cache; {sharers}. Set ACCEL_CACHE_DIR={directory} where it is to be used."
     if user != 0:
         text += f" Users who trust you also set ACCEL_CACHE_TRUST={user}."
     return 0, {"directory": str(directory), "group": options.shared}, text
+
+
+def _share(cache: Cache, group: int | None) -> None:
+    """Make an empty cache that everybody may read, and that the members of ``group`` may write."""
+    root = cache.root
+    with cache.errors_explained():
+        cache.require_ours()
+        for name in layout.GENERATED:
+            with folder(root, name) as opened:
+                if opened is not None and opened.names():
+                    remedy = "Name a new directory with --directory, or clear this one first."
+                    raise Refusal(f"it has content already ({name})", remedy).error(root)
+        layout.take(root)
+        mode = layout.OPEN_TO_READERS if group is None else layout.OPEN_TO_GROUP
+        folders = [root / layout.HOME / name for name in layout.GENERATED]
+        for directory in folders:
+            layout.make_directory(directory, mode)
+        for directory in (*folders, root / layout.HOME, root):
+            if group is not None:
+                os.chown(directory, -1, group)
+            os.chmod(directory, mode)
+        layout.sign(root, group)
 
 
 _COMMANDS = {
@@ -263,7 +283,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     prune.add_argument(
         "--max-size",
-        type=_bytes,
+        type=parse_size,
         metavar="SIZE",
         help="remove the least recently used entries until the rest fits SIZE, such as 500M",
     )
@@ -313,13 +333,6 @@ def _group(text: str) -> int:
     if os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
         raise argparse.ArgumentTypeError(f"you are not a member of group {text!r}")
     return group
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 500M or 2G")
-    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
 
 
 def _seconds(text: str) -> float:

@@ -32,12 +32,13 @@ from op_builder.cache.ownership import (
     signed_group,
 )
 from op_builder.errors import CacheError
+from op_builder.system.file_contents import replace_text
 from op_builder.system.memo import Memo
 
 # Raise it when old records would look damaged, or the meaning of a folder changes.
 HOME = "v1"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n"
-_FRESH = rf"\.{SIGNATURE}\.[0-9a-f]{{8}}"
+_FRESH = f".{SIGNATURE}."
 OPEN_TO_READERS, OPEN_TO_GROUP = 0o755, 0o2775
 
 OPS, STAGING, REJECTED, LOGS, LOCKS, MEMO = "ops", "staging", "rejected", "logs", "locks", "memo"
@@ -159,7 +160,9 @@ def refused(root: Path) -> Refusal | None:
         if names is None:
             return Refusal(f"{root} cannot be listed, so it may contain files of yours", f"Run: chmod u+r {root}.")
         # A new file system has one name, and a process that was killed may have left others.
-        foreign = sorted(name for name in names if name != "lost+found" and not re.fullmatch(_FRESH, name))
+        foreign = sorted(
+            name for name in names if name != "lost+found" and not re.fullmatch(re.escape(_FRESH) + _RANDOM, name)
+        )
         if foreign:
             return Refusal(
                 f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80})",
@@ -192,7 +195,7 @@ def take(root: Path) -> None:
     home = root / HOME
     make_directory(home, modes(root).directory)
     if not os.path.lexists(home / "CACHEDIR.TAG"):
-        _write(home / "CACHEDIR.TAG", _TAG)
+        replace_text(home / "CACHEDIR.TAG", _TAG, prefix=_FRESH)
 
 
 def close_to_others(root: Path) -> None:
@@ -206,21 +209,7 @@ def close_to_others(root: Path) -> None:
 
 def sign(root: Path, group: int | None = None) -> None:
     """Write the signature, which may name a group that shares the cache."""
-    _write(root / SIGNATURE, TITLE if group is None else f"{TITLE}group {group}\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one step. The name that a killed process leaves counts as none in a root."""
-    fresh = path.parent / f".{SIGNATURE}.{os.urandom(4).hex()}"
-    try:
-        with fresh.open("x", encoding="ascii") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-        os.replace(fresh, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
+    replace_text(root / SIGNATURE, TITLE if group is None else f"{TITLE}group {group}\n", prefix=_FRESH)
 
 
 def make_directory(directory: Path, mode: int | None) -> None:

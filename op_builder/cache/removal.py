@@ -69,9 +69,6 @@ class Folder:
         if self.has(name):
             _remove_tree(name, self.descriptor)
 
-    def now(self) -> float:
-        return file_system_now(self.path)
-
 
 def _remove_tree(name: str, directory: int) -> None:
     # Not by rmtree(), which has no dir_fd in Python 3.10. What cannot be removed stays.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from op_builder.cache.layout import STAGING
-from op_builder.cache.removal import Folder, folder
+from op_builder.cache.removal import Folder, file_system_now, folder
 from op_builder.system.file_lock import try_lock
 
 _ALIVE = "alive"
@@ -62,7 +62,7 @@ def sweep(root: Path) -> int:
     with folder(root, STAGING) as staging:
         if staging is None or not (names := staging.names()):
             return 0
-        now = staging.now()
+        now = file_system_now(staging.path)
         abandoned = [name for name in names if _is_abandoned(staging, name, now)]
         for name in abandoned:
             staging.remove_tree(name)

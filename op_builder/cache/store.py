@@ -39,6 +39,7 @@ _NOTE_EVERY_S = 30.0  # less than what pruning takes for "just now"
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
+_DAMAGED = Refusal("its binary does not match its manifest", "")
 
 
 class Entry(NamedTuple):
@@ -112,24 +113,21 @@ class Cache:
                     continue
                 if not entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler):
                     continue
-                try:
-                    is_intact = self._is_intact(entry)
-                except _UntrustedError as error:
-                    warn_once(error.refusal.reason, f"the built '{op}' there is not used", error.refusal.remedy)
-                    continue
-                if is_intact:
+                flaw = self._flaw(entry)
+                if flaw is None:
                     if self._is_ours:
                         entry.note_use()
                     return entry
-                self.set_aside(entry.directory, "its binary does not match its manifest")
+                if flaw is _DAMAGED:
+                    self.set_aside(entry.directory, flaw.reason)
+                else:
+                    warn_once(flaw.reason, f"the built '{op}' there is not used", flaw.remedy)
         return None
 
     def flaw(self, entry: Entry) -> str:
         """Why ``load()`` would not use an entry; empty if its binary is as the manifest describes it."""
-        try:
-            return "" if self._is_intact(entry) else "its binary does not match its manifest"
-        except _UntrustedError as error:
-            return error.refusal.reason
+        flaw = self._flaw(entry)
+        return "" if flaw is None else flaw.reason
 
     def entries(self, op: str | None = None) -> list[Entry]:
         """All entries, or those of one op, by directory name."""
@@ -249,8 +247,8 @@ class Cache:
         """The entry in ``directory``; None if it is not intact, or not believed."""
         try:
             entry = _read_entry(directory, digest)
-            return entry if self._is_intact(entry) else None
-        except (OSError, RecordError, _UntrustedError):
+            return entry if self._flaw(entry) is None else None
+        except (OSError, RecordError):
             return None
 
     def _distrusted(self, directory: Path) -> Refusal | None:
@@ -259,22 +257,23 @@ class Cache:
             return None
         return distrusted(str(self.root), *directory.relative_to(self.root).parts)
 
-    def _is_intact(self, entry: Entry) -> bool:
-        """Whether the binary is the one that the manifest describes.
-
-        Raises:
-            _UntrustedError: the wrong users could have written it.
-        """
+    def _flaw(self, entry: Entry) -> Refusal | None:
+        """Why an entry is not used: its binary is not the one that its manifest describes, or it is not believed."""
         if self._in_package:  # some installers link files
-            return entry.is_intact(through_links=True)
+            return None if entry.is_intact(through_links=True) else _DAMAGED
         if (refusal := self._distrusted(entry.directory)) is not None:
-            raise _UntrustedError(refusal)
+            return refusal
         path, size_bytes = str(entry.artifact), entry.manifest.size_bytes
         try:
-            os.close(self._opened(str(entry.directory / MANIFEST)))
-            opened = self._opened(path)
+            opened = open_file(str(self.root), str(entry.directory / MANIFEST))
+            if isinstance(opened, int):
+                os.close(opened)
+                opened = open_file(str(self.root), path)
+            if isinstance(opened, Refusal):
+                return opened
             if size_bytes < _LARGE_BYTES:
-                return opened_sha256(opened, path, size_bytes) == entry.manifest.sha256
+                is_intact = opened_sha256(opened, path, size_bytes) == entry.manifest.sha256
+                return None if is_intact else _DAMAGED
             os.close(opened)
 
             def digest() -> tuple[dict[str, str], list[str]]:
@@ -282,20 +281,8 @@ class Cache:
 
             fact = self.memo.get(f"sha256 {path}", SHA256_FACT, digest)
         except OSError:
-            return False
-        return bool(fact["sha256"] == entry.manifest.sha256)
-
-    def _opened(self, path: str) -> int:
-        """A descriptor of a file.
-
-        Raises:
-            _UntrustedError: the wrong users could have written it.
-            OSError: it cannot be opened.
-        """
-        opened = open_file(str(self.root), path)
-        if isinstance(opened, Refusal):
-            raise _UntrustedError(opened)
-        return opened
+            return _DAMAGED
+        return None if fact["sha256"] == entry.manifest.sha256 else _DAMAGED
 
     def _op_dir(self, op: str) -> Path:
         return self.home / OPS / op
@@ -359,14 +346,6 @@ class Cache:
 def _keyed(directory: Path) -> list[Path]:
     """The directories in one of an op or a plan that are named by a key."""
     return [path for path in subdirectories(directory) if is_digest(path.name)]
-
-
-class _UntrustedError(Exception):
-    """An entry is not used, because users who are not trusted may have written it."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason)
-        self.refusal = refusal
 
 
 def _read_entry(directory: Path, digest: str | None) -> Entry:

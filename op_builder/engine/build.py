@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
-from op_builder.cache.depfiles import HeaderGoneError, read_headers
+from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
 from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
 from op_builder.cache.headers import Roots
@@ -23,18 +23,10 @@ from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
 from op_builder.engine import precompiled
-from op_builder.engine.commands import (
-    LINKED_LIST,
-    BuildCommands,
-    CompileStep,
-    build_commands,
-    lists_assembled,
-    stamped_directories,
-    system_directories,
-)
+from op_builder.engine.commands import LINKED_LIST, BuildCommands, CompileStep, build_commands
 from op_builder.engine.kernels import try_kernels
 from op_builder.engine.ninja import Progress, find_ninja, finished_outputs, run_ninja, write_file
-from op_builder.engine.objects import Objects
+from op_builder.engine.objects import Objects, key_of_steps
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
@@ -223,8 +215,7 @@ class _Build:
         return replace(inspection, check=f"{inspection.check}; {kernels}") if kernels else inspection
 
     def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
-        depfiles = [staging / step.depfile for step in commands.compile_steps]
-        missing = [path.name for path in depfiles if not path.exists()]
+        missing = [step.depfile for step in commands.compile_steps if not (staging / step.depfile).exists()]
         if missing:
             raise ToolchainError(
                 f"The compiler of '{self.plan.op}' wrote no list of the headers it read ({', '.join(missing)}), "
@@ -232,17 +223,8 @@ class _Build:
                 "Use a compiler that supports -MD and -MF.",
             )
         key = plan_key(self.plan, self.toolset, self.cache.memo)
-        assembled = [staging / step.assembled for step in commands.compile_steps]
-        is_listed = lists_assembled(self.plan, self.toolset) and all(path.exists() for path in assembled)
-        read = read_headers(
-            self.plan,
-            depfiles,
-            stamped_directories(self.plan, self.toolset),
-            lambda: system_directories(self.plan, self.toolset),
-            assembled=assembled if is_listed else None,
-            linked=staging / LINKED_LIST,
-        )
-        return BuildKey(key, *read)
+        linked = staging / LINKED_LIST
+        return key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class Objects:
                 files = {member: path for member, path in _files(step, staging).items() if path.exists()}
                 if step.object_name not in names or not {_OBJECT, _DEPFILE}.issubset(files):
                     continue
-                read = self._key(key, staging, step)
+                read = key_of_steps(key, self._alone(step), self.toolset, staging, [step])
                 # Another build has another directory.
                 is_tied = os.fsencode(staging) in files[_DEPFILE].read_bytes()
                 if is_tied or saved_since(started_ns, self._alone(step), read):
@@ -122,17 +122,31 @@ class Objects:
         """The plan without the other sources, whose headers do not count."""
         return self.plan._replace(sources=(step.source,))
 
-    def _key(self, key: PlanKey, staging: Path, step: CompileStep) -> BuildKey:
-        plan, assembled = self._alone(step), staging / step.assembled
-        is_listed = lists_assembled(plan, self.toolset) and assembled.exists()
-        read = read_headers(
-            plan,
-            [staging / step.depfile],
-            stamped_directories(plan, self.toolset),
-            lambda: system_directories(plan, self.toolset),
-            assembled=[assembled] if is_listed else None,
-        )
-        return BuildKey(key, *read)
+
+def key_of_steps(
+    key: PlanKey,
+    plan: BuildPlan,
+    toolset: Toolset,
+    staging: Path,
+    steps: Sequence[CompileStep],
+    linked: Path | None = None,
+) -> BuildKey:
+    """The key of what finished compile steps of ``plan`` made, with all files that they and the linker read.
+
+    Args:
+        linked: the linker's depfile.
+    """
+    assembled = [staging / step.assembled for step in steps]
+    is_listed = lists_assembled(plan, toolset) and all(path.exists() for path in assembled)
+    read = read_headers(
+        plan,
+        [staging / step.depfile for step in steps],
+        stamped_directories(plan, toolset),
+        lambda: system_directories(plan, toolset),
+        assembled=assembled if is_listed else None,
+        linked=linked,
+    )
+    return BuildKey(key, *read)
 
 
 def _files(step: CompileStep, staging: Path) -> dict[str, Path]:

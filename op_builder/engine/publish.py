@@ -41,21 +41,16 @@ def publish(
         artifact=artifact.name,
         size_bytes=artifact.stat().st_size,
         sha256=file_sha256(str(artifact)),
-        kind=inspection.kind,
-        namespaces=inspection.namespaces,
-        defined_namespaces=inspection.defined_namespaces,
-        operators=inspection.operators,
         key_parts=dict(key.plan.parts),
         headers=key.headers,
         absent=key.absent,
         system_headers=key.system,
-        check=inspection.check,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
         peak_bytes=peak_bytes,
         torch=torch_install().version,
         accel_ops=__version__,
-        needs=dict(inspection.needs),
+        **vars(inspection),
     )
     result = artifact.parent / "result"
     result.mkdir()

@@ -13,7 +13,7 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from op_builder.system.process import Finished, run
 from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
-from op_builder.toolchains.compiler_probe import binutil
+from op_builder.toolchains.compiler_probe import binutil, demangled
 from op_builder.toolchains.remedies import load_remedy
 from op_builder.toolchains.toolset import Toolset
 
@@ -120,7 +120,7 @@ _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a built binary turned out to be.
+    """What a built binary turned out to be: members of its manifest, by their names there.
 
     Attributes:
         kind: ``accel`` (registers under a namespace of the loader's choice), ``python`` (has
@@ -138,7 +138,7 @@ class Inspection:
     check: str
     defined_namespaces: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    needs: Mapping[str, str] = field(default_factory=dict)
+    needs: dict[str, str] = field(default_factory=dict)
 
 
 def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
@@ -302,8 +302,8 @@ def _refuse_other_names(artifact: Path, defined: set[str]) -> None:
     if modules:
         raise LoadError(
             f"{artifact.name} holds the Python module {', '.join(modules)}, which can be imported only by that name.",
-            f"Name it {artifact.stem} (PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), PyInit_{artifact.stem}), or let "
-            f"absolute_name() end in {modules[0]}.",
+            f"Name it {artifact.stem} (PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), PyInit_{artifact.stem}), or name "
+            f"the op's module {modules[0]}.",
         )
 
 
@@ -375,8 +375,5 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
 
 def _readable(symbol: str, compiler: Compiler) -> str:
     """``symbol`` with its C++ name, if that differs."""
-    try:
-        name = run([binutil("c++filt", compiler.command), symbol]).last_line
-    except ToolchainError:
-        name = ""
-    return f"{symbol} ({name})" if name not in ("", symbol) else symbol
+    name = demangled([symbol], binutil("c++filt", compiler.command)).get(symbol, symbol)
+    return symbol if name == symbol else f"{symbol} ({name})"

@@ -28,7 +28,7 @@ from op_builder.load import resolver
 from op_builder.load.availability import examine
 from op_builder.load.prebuilt import INDEX, Rejected, read_index
 from op_builder.report import machine
-from op_builder.system.outcomes import Failed, guarded_value
+from op_builder.system.outcomes import Failed, guarded
 from op_builder.system.records import RecordError
 
 _SYCL_PACKAGE = "op_builder.xpu"
@@ -82,12 +82,12 @@ def _row(builder: OpBuilder) -> OpRow:
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
     # Another package's builder may override is_compatible(), which load() calls, too.
-    rejection = guarded_value("is_compatible()", builder.own_rejection) if compatible else None
+    rejection = guarded("is_compatible()", builder.own_rejection) if compatible else None
     if rejection is not None:
         compatible = False
         reasons.append(rejection.reason if isinstance(rejection, Failed) else rejection)
         remedies.append("Ask the op's author; the op's own is_compatible() gives this reason.")
-    missing = guarded_value("include_paths()", lambda: missing_include_dirs(builder))
+    missing = guarded("include_paths()", lambda: missing_include_dirs(builder))
     if missing and not isinstance(missing, Failed):
         reasons.append(f"include directories that do not exist are ignored: {', '.join(missing)}")
     if isinstance(found.prebuilt, Rejected):
@@ -223,14 +223,14 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
     builder = _reading(builder)
     found = examine(builder)
-    cache = guarded_value("cache directory", lambda: builder.cache)
+    cache = guarded("cache directory", lambda: builder.cache)
     damaged = {} if isinstance(cache, Failed) else dict(cache.damaged)
     explained: dict[str, Any] = {
         **asdict(_row(builder)),
         "checks": [{"passed": not isinstance(outcome, Failed), **outcome._asdict()} for outcome in builder.check()],
         "cache_entry": _entry(found.cached),
     }
-    request = guarded_value("plan", lambda: resolver.Request.of(builder))
+    request = guarded("plan", lambda: resolver.Request.of(builder))
     if isinstance(request, Failed):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
     plan = request.plan

@@ -224,18 +224,11 @@ def _outcome(problems: dict[str, str]) -> str:
 
 def _demangled(text: str) -> str:
     """``text`` with names of C++ as in its source; as it is without binutils."""
-    from op_builder.errors import ToolchainError
-    from op_builder.system.process import run
+    from op_builder.toolchains.compiler_probe import demangled
 
-    names = sorted(set(re.findall(r"\b_Z\w+", text)))
-    try:
-        found = run(["c++filt", *names]).output.splitlines() if names else []
-    except ToolchainError:
-        return text
-    readable = dict(zip(names, found, strict=False))
+    names = demangled(sorted(set(re.findall(r"\b_Z\w+", text))))
     shortened = {
-        name: shown if len(shown) <= _SYMBOL_CHARS else f"{shown[:_SYMBOL_CHARS]}..."
-        for name, shown in readable.items()
+        name: shown if len(shown) <= _SYMBOL_CHARS else f"{shown[:_SYMBOL_CHARS]}..." for name, shown in names.items()
     }
     return re.sub(r"\b_Z\w+", lambda match: shortened.get(match[0], match[0]), text)
 

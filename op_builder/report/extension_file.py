@@ -118,14 +118,8 @@ def _elf(name: str, content: bytes) -> Elf:
 
 def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
     """One library together with those of the siblings that are loaded with it."""
-    reached: dict[str, Elf] = {}
-    waiting = [*own.needed]
-    while waiting:
-        library = waiting.pop()
-        if library in siblings and library not in reached:
-            reached[library] = siblings[library]
-            waiting += siblings[library].needed
-    parts = (own, *reached.values())
+    reached = needed_first(own.needed, siblings)
+    parts = (own, *(siblings[library] for library in reached))
     elf = own._replace(
         needed=tuple(dict.fromkeys(one for part in parts for one in part.needed)),
         search=tuple(dict.fromkeys(one for part in parts for one in part.search)),
@@ -135,6 +129,21 @@ def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
     )
     given = frozenset[str]().union(*(part.defined for part in parts))
     return Binary(name, elf, siblings=frozenset(reached), given=given)
+
+
+def needed_first(needed: Iterable[str], elves: Mapping[str, Elf]) -> list[str]:
+    """The libraries among ``elves`` that are loaded for ``needed``, each after those that it needs itself."""
+    visited: set[str] = set()
+    ordered: dict[str, None] = {}
+    waiting = [*needed]
+    while waiting:
+        name = waiting.pop()
+        if name in visited:
+            ordered[name] = None
+        elif name in elves:
+            visited.add(name)
+            waiting += [name, *elves[name].needed]
+    return [*ordered]
 
 
 def _python_of(tags: Iterable[Tag]) -> str:

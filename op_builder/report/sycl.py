@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from op_builder.cache.store import Cache
+from op_builder.system.outcomes import Passed
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.sycl import Accepted, candidates, choose, gather_facts
+from op_builder.toolchains.sycl import candidates, choose, gather_facts
 from op_builder.toolchains.sycl_devices import DevicesAnswer, SyclDevice, opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, SyclRuntime
 
@@ -22,12 +23,12 @@ def sycl_facts(cache: Cache) -> dict[str, Any]:
     chosen = choose(facts)
     toolchains = [
         {
-            "name": found.toolchain.value,
-            "accepted": isinstance(found, Accepted),
-            "chosen": found == chosen and isinstance(found, Accepted),
-            "detail": found.detail if isinstance(found, Accepted) else "",
-            "reason": "" if isinstance(found, Accepted) else found.reason,
-            "remedy": "" if isinstance(found, Accepted) else found.remedy,
+            "accepted": isinstance(found, Passed),
+            "chosen": found == chosen and isinstance(found, Passed),
+            "detail": "",
+            "reason": "",
+            "remedy": "",
+            **found._asdict(),
         }
         for found in candidates(facts)
     ]

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 from op_builder.errors import AccelError, ToolchainError
-from op_builder.report.extension_file import ExtensionFile
+from op_builder.report.extension_file import ExtensionFile, needed_first
 from op_builder.report.verdicts import Binary
 from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.process import run
@@ -96,28 +96,11 @@ def _load_library(binary: Binary, by_name: dict[str, Binary], files: Path, inter
     Returns:
         The error's last line; empty if it loads.
     """
-    needed = [str(files / other.name) for other in needed_first(binary, by_name)]
+    names = needed_first(binary.elf.needed, {name: other.elf for name, other in by_name.items()})
+    needed = [str(files / by_name[name].name) for name in names if by_name[name] is not binary]
     modules = sorted(name.removeprefix("PyInit_") for name in binary.elf.defined if name.startswith("PyInit_"))
     stem = binary.name.rpartition("/")[2].partition(".")[0]
     module = stem if stem in modules else (modules or [""])[0]
     done = run([interpreter, "-I", "-c", _CHILD, module, str(files / binary.name), *needed], timeout_s=_TIMEOUT_S)
     lines = done.errors.strip().splitlines()
     return "" if done.ok else lines[-1] if lines else f"the process ended with status {done.code}"
-
-
-def needed_first(binary: Binary, by_name: dict[str, Binary]) -> list[Binary]:
-    """The libraries of the same wheel that one needs, each after those that it needs itself."""
-    visited: set[str] = set()
-    ordered: dict[str, Binary] = {}
-    waiting = [*binary.elf.needed]
-    while waiting:
-        name = waiting.pop()
-        other = by_name.get(name)
-        if other is None or other is binary:
-            continue
-        if name in visited:
-            ordered.setdefault(name, other)
-        else:
-            visited.add(name)
-            waiting += [name, *other.elf.needed]
-    return [*ordered.values()]

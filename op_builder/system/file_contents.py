@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import mmap
 import os
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from functools import lru_cache
@@ -93,6 +95,24 @@ def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
             if most_bytes < 0:  # a file without blocks may have terabytes
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     return digest.hexdigest()
+
+
+def replace_text(path: Path, text: str, *, prefix: str) -> None:
+    """Write a file that everybody may read, in one step.
+
+    Args:
+        prefix: of the name of the new file before, which a killed process leaves.
+    """
+    handle, staged = tempfile.mkstemp(dir=path.parent, prefix=prefix)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            os.fchmod(handle, 0o644)
+            file.write(text)
+        os.replace(staged, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
+        raise
 
 
 def text_sha256(text: str) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from op_builder.system import records
+from op_builder.system.file_contents import replace_text
 from op_builder.system.records import (
     OtherFormatError,
     RecordError,
@@ -100,7 +100,7 @@ class Memo:
         for directory in self._directories:
             with contextlib.suppress(OSError):
                 self._create(directory)
-                _write_atomically(directory / name, text)
+                replace_text(directory / name, text, prefix=".staged-")
                 return
 
 
@@ -126,16 +126,3 @@ def _is_damaged(path: Path) -> bool:
     except RecordError:
         return True
     return False
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, staged = tempfile.mkstemp(dir=path.parent, prefix=".staged-")
-    try:
-        with os.fdopen(handle, "w") as file:
-            os.fchmod(handle, 0o644)  # other users of a shared cache read it
-            file.write(text)
-        os.replace(staged, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(staged)
-        raise

@@ -36,12 +36,7 @@ def failures(outcomes: Iterable[CheckOutcome]) -> list[Failed]:
     return [outcome for outcome in outcomes if isinstance(outcome, Failed)]
 
 
-def guarded(name: str, check: Callable[[], CheckOutcome]) -> CheckOutcome:
-    """``check()``, with an error it raises turned into a failed check."""
-    return guarded_value(name, check)
-
-
-def guarded_value(name: str, make: Callable[[], T]) -> T | Failed:
+def guarded(name: str, make: Callable[[], T]) -> T | Failed:
     """``make()``, with an error it raises turned into a failed check."""
     try:
         return make()

@@ -1,19 +1,16 @@
 """Which engines of ``async_io`` the system grants to this process.
 
-Each writes and reads a byte through its system calls, as sandboxes and system settings refuse some of them. The op
-need not be built for that.
+Each makes its system calls with nothing to do, as sandboxes and system settings refuse some of them. The op need not be
+built for that; it transfers a byte when a handle is made.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
-import struct
 import sys
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from op_builder import env
@@ -105,37 +102,16 @@ def explain(name: str, number: int) -> str:
 
 # The same on every architecture but alpha.
 _IO_URING_SETUP, _IO_URING_ENTER = 425, 426
-# io_setup, io_destroy, io_submit, io_getevents and memfd_create, by platform.machine().
+# io_setup, io_destroy, io_submit and io_getevents, by platform.machine().
 _SYSTEM_CALLS = {
-    "x86_64": (206, 207, 209, 208, 319),
-    "aarch64": (0, 1, 2, 4, 279),
-    "riscv64": (0, 1, 2, 4, 279),
-    "loongarch64": (0, 1, 2, 4, 279),
-    "ppc64le": (227, 228, 230, 229, 360),
-    "s390x": (243, 244, 246, 245, 350),
+    "x86_64": (206, 207, 209, 208),
+    "aarch64": (0, 1, 2, 4),
+    "riscv64": (0, 1, 2, 4),
+    "loongarch64": (0, 1, 2, 4),
+    "ppc64le": (227, 228, 230, 229),
+    "s390x": (243, 244, 246, 245),
 }
 _CURRENT_POSITION = 1 << 3  # the feature that came with the commands in use, in Linux 5.6
-_OFFSET_OF_ENTRIES = 0x10000000
-_BYTE = ctypes.create_string_buffer(1)  # outlives a command that cannot be collected
-
-
-def _transfer_errno(run: Callable[[int, bool, int], int]) -> int:
-    """The errno of writing and reading a byte of a memory file, as sandboxes may grant a queue but not its use.
-
-    Args:
-        run: performs a command, given its number, whether it is a write and the descriptor; returns bytes or -errno.
-    """
-    numbers = _SYSTEM_CALLS.get(platform.machine())
-    descriptor = -1 if numbers is None else _system_call(numbers[4], b"accel-probe", 1)[0]
-    if descriptor < 0:
-        return 0  # unknown here; the op finds out at the first transfer
-    try:
-        for number, is_write in enumerate((True, False)):
-            if (result := run(number, is_write, descriptor)) != 1:
-                return -result or errno.EIO
-        return 0
-    finally:
-        os.close(descriptor)
 
 
 def _io_uring_errno() -> int:
@@ -146,57 +122,30 @@ def _io_uring_errno() -> int:
     try:
         if not parameters[5] & _CURRENT_POSITION:
             return errno.ENOSYS
-        return _transfer_errno(lambda *command: _run_in_ring(ring, list(parameters), *command))
+        return _system_call(_IO_URING_ENTER, ring, 0, 0, 0, None, 0)[1]
     finally:
         os.close(ring)
-
-
-def _run_in_ring(ring: int, parameters: Sequence[int], number: int, is_write: bool, descriptor: int) -> int:
-    entries_count, completions_count = parameters[:2]
-    head, tail, order, completed, completions = (parameters[word] for word in (10, 11, 16, 21, 25))
-    rings_bytes = max(order + 4 * entries_count, completions + 16 * completions_count)
-    with (
-        mmap.mmap(ring, rings_bytes) as rings,
-        mmap.mmap(ring, 64 * entries_count, offset=_OFFSET_OF_ENTRIES) as entries,
-    ):
-        entry = (23 if is_write else 22, 0, 0, descriptor, 0, ctypes.addressof(_BYTE), 1)
-        struct.pack_into("=BBHiQQI", entries, 64 * number, *entry)
-        struct.pack_into("=I", rings, order + 4 * number, number)
-        struct.pack_into("=I", rings, tail, number + 1)
-        while struct.unpack_from("=I", rings, completed)[0] <= number:
-            waiting = number + 1 - struct.unpack_from("=I", rings, head)[0]
-            entered, error = _system_call(_IO_URING_ENTER, ring, waiting, number + 1, 1, None, 0)
-            if entered < 0 and error != errno.EINTR:
-                return -error
-        return int(struct.unpack_from("=i", rings, completions + 16 * number + 8)[0])
 
 
 def _native_aio_errno() -> int:
     numbers = _SYSTEM_CALLS.get(platform.machine())
     if numbers is None:
         return 0  # unknown here; the op finds out when a handle is made
-    context = ctypes.c_ulong(0)
-    made, number = _system_call(numbers[0], 4, ctypes.byref(context))
+    setup, destroy, submit, get_events = numbers
+    context, none = ctypes.c_ulong(0), ctypes.c_long(0)
+    made, number = _system_call(setup, 4, ctypes.byref(context))
     if made < 0:
         return number
-
-    def run(_number: int, is_write: bool, descriptor: int) -> int:
-        fields = (0, 0, is_write, 0, descriptor, ctypes.addressof(_BYTE), 1, 0)
-        block = ctypes.create_string_buffer(struct.pack("=QQHhIQQq16x", *fields))
-        event = (ctypes.c_int64 * 4)()
-        taken, error = _system_call(numbers[2], context, ctypes.c_long(1), ctypes.byref(ctypes.pointer(block)))
-        if taken == 1:
-            taken, error = _system_call(numbers[3], context, ctypes.c_long(1), ctypes.c_long(1), event, None)
-        return event[2] if taken == 1 else -error
-
-    error = _transfer_errno(run)
-    _system_call(numbers[1], context)
-    return error
+    number = (
+        _system_call(submit, context, none, None)[1] or _system_call(get_events, context, none, none, None, None)[1]
+    )
+    _system_call(destroy, context)
+    return number
 
 
 def _system_call(number: int, *arguments: object) -> tuple[int, int]:
-    """The call's result, and errno."""
+    """The call's result, and errno; 0 if it succeeded."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     result = int(call(ctypes.c_long(number), *arguments))
-    return result, ctypes.get_errno()
+    return result, ctypes.get_errno() if result < 0 else 0

@@ -62,16 +62,12 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
     if sys.platform == "linux" and _includes_torch(plan):
         text += f"#ifdef _LIBCPP_VERSION\n#error {_OTHER_LIBRARY}\n#endif\n"
-
-    def compile_and_link(directory: Path) -> list[str]:
-        (directory / "probe.cpp").write_text(text)
-        stripped = strip_flags(plan.system) if compiler.is_zig else []
-        return [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
-
-    subject = f"c++ {compiler.identity} {flags} {text}"
+    stripped = strip_flags(plan.system) if compiler.is_zig else []
+    command = [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
     # The first use of ziglang for a platform compiles its C++ library.
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if compiler.is_zig else PROBE_TIMEOUT_S
-    failure = remembered_failure_of(compile_and_link, subject, [compiler.path], memo, timeout_s)
+    subject = f"{compiler.identity} {command}"
+    failure = remembered_failure_of(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s)
     if failure:
         return Failed(
             "C++ compiler",
@@ -91,14 +87,11 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     if compiler.is_zig:
         reason = f"{compiler.path} compiles with libc++, which CUDA's headers refuse."
         return Failed("nvcc", reason, "Install g++ (Debian and Ubuntu: apt-get install g++), or set CXX to it.")
-
-    def compile_kernel(directory: Path) -> list[str]:
-        (directory / "probe.cu").write_text("#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n")
-        archs = gencode_flags(plan.cuda_archs)
-        return [toolkit.nvcc, f"-ccbin={compiler.program}", *archs, "-c", "probe.cu", "-o", "probe.o"]
-
-    subject = f"nvcc {toolkit.identity} {compiler.identity} {plan.cuda_archs}"
-    failure = remembered_failure_of(compile_kernel, subject, [toolkit.nvcc, compiler.path], memo)
+    sources = {"probe.cu": "#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n"}
+    archs = gencode_flags(plan.cuda_archs)
+    command = [toolkit.nvcc, f"-ccbin={compiler.program}", *archs, "-c", "probe.cu", "-o", "probe.o"]
+    subject, files = f"{toolkit.identity} {compiler.identity} {command}", [toolkit.nvcc, compiler.path]
+    failure = remembered_failure_of(command, sources, subject, files, memo)
     if failure:
         return Failed(
             "nvcc",

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from op_builder import env
@@ -74,6 +75,14 @@ def version_line(answer: str, macros: str) -> str:
 def binutil(name: str, command: tuple[str, ...]) -> str:
     """The path or name of the program ``name`` (``nm``, ``c++filt``) that belongs to a compiler's ``command``."""
     return run([*command, f"-print-prog-name={name}"]).last_line or name
+
+
+def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str]:
+    """The C++ names of symbols, by symbol; empty where the program of binutils is missing."""
+    try:
+        return dict(zip(symbols, run([program, *symbols]).output.splitlines(), strict=False)) if symbols else {}
+    except ToolchainError:
+        return {}
 
 
 def can_list_symbols(command: tuple[str, ...]) -> bool:

@@ -1,12 +1,16 @@
-"""Compiler flags: words and their values, response files, and the files that flags name."""
+"""Compiler flags: words and their values, standards, response files, and the files that flags name."""
 
+import functools
+import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from op_builder.errors import AccelError
 from op_builder.system.file_contents import file_sha256
+
+logger = logging.getLogger(__name__)
 
 DIRECTORY_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
 _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
@@ -14,6 +18,8 @@ _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 _TWO_WORDS = ("-Xclang", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
 _NVCC_FILES = ("-optf", "--options-file")
 _MOST_WORDS = 100_000
+_STANDARDS = ("-std=c", "-std=gnu", "--std=c", "--std=gnu")
+_DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
 
 def grouped_flags(flags: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -28,6 +34,33 @@ def grouped_flags(flags: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, .
         takes_next = word in (*_VALUED_FLAGS, *_TWO_WORDS)
         rest = [next(words, "")] if takes_next else []
         yield flag, "".join(rest) or word.removeprefix(flag), (word, *rest)
+
+
+def without_older_standards(op: str, needed: str, flags: Sequence[str]) -> list[str]:
+    """``flags`` without each ``-std=`` or ``-ansi`` older than ``needed``, with one warning for each op and flag."""
+    kept = []
+    for flag in flags:
+        year = _year(flag)
+        if year is not None and year < (_year(needed) or 0):
+            _warn_of_standard(op, needed, flag)
+        else:
+            kept.append(flag)
+    return kept
+
+
+def _year(flag: str) -> int | None:
+    if flag in ("-ansi", "--ansi"):
+        return _DRAFTS["98"]
+    # Not by a regular expression: to compile one takes a hundredth of a warm load.
+    start, _, name = flag.replace(" ", "=").partition("++")
+    if start not in _STANDARDS:
+        return None
+    return _DRAFTS.get(name) or (int(name) if name.isdecimal() else None)
+
+
+@functools.cache
+def _warn_of_standard(op: str, needed: str, flag: str) -> None:
+    logger.warning("Op '%s' is compiled with %s instead of %s: the installed torch requires it.", op, needed, flag)
 
 
 def check_words(words: Iterable[str]) -> None:

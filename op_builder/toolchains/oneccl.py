@@ -123,15 +123,11 @@ def build_check(memo: Memo) -> CheckOutcome:
     if not oneccl.version:
         return Failed(_HEADERS, f"{oneccl.prefix} has oneCCL's library but no oneapi/ccl.hpp.", INSTALL_REMEDY)
     compiler = find_cxx(memo)
-
-    def compile_and_link(directory: Path) -> list[str]:
-        (directory / "probe.cpp").write_text(_PROBE)
-        places = ["-isystem", str(oneccl.include_dir), f"-L{oneccl.library.parent}"]
-        flags = ["-std=c++17", "-fPIC", "-shared", "-Wl,--no-as-needed"]
-        return [*compiler.command, *flags, *places, "probe.cpp", "-lccl", "-o", "probe.so"]
-
-    subject = f"oneccl {compiler.identity} {oneccl.prefix} {oneccl.version} {_PROBE}"
-    failure = remembered_failure_of(compile_and_link, subject, [compiler.path, str(oneccl.library)], memo)
+    places = ["-isystem", str(oneccl.include_dir), f"-L{oneccl.library.parent}"]
+    flags = ["-std=c++17", "-fPIC", "-shared", "-Wl,--no-as-needed", *places]
+    command = [*compiler.command, *flags, "probe.cpp", "-lccl", "-o", "probe.so"]
+    subject, files = f"{compiler.identity} {oneccl.version} {command}", [compiler.path, str(oneccl.library)]
+    failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
         reason = f"{compiler.command[0]} cannot compile against {oneccl.prefix}: {failure}"
         return Failed(_HEADERS, reason, _REINSTALL_REMEDY)
@@ -143,12 +139,10 @@ def load_check(memo: Memo) -> CheckOutcome:
     from op_builder.toolchains.probes import remembered_failure_of
 
     oneccl = require_oneccl()
-
-    def open_in_child(_directory: Path) -> list[str]:
-        return isolated_command(_OPEN_IN_CHILD, str(oneccl.library))
-
-    subject = f"opens oneccl {python()} {oneccl.library}"
-    failure = remembered_failure_of(open_in_child, subject, [str(oneccl.library)], memo)
+    command = isolated_command(_OPEN_IN_CHILD, str(oneccl.library))
+    failure = remembered_failure_of(
+        command, {}, f"opens oneccl {python()} {oneccl.library}", [str(oneccl.library)], memo
+    )
     if failure:
         return Failed(_OPENS, f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY)
     return Passed(_OPENS, str(oneccl.library))

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from op_builder.toolchains.diagnose import diagnose
 PROBE_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
 
-Prepare = Callable[[Path], list[str]]
-"""Writes a probe's sources into a directory and returns the command to run there."""
 
+def failure_of(command: Sequence[str], sources: Mapping[str, str], timeout_s: float = PROBE_TIMEOUT_S) -> str:
+    """Run a command in a temporary directory; the cause of its failure, empty when it worked.
 
-def failure_of(prepare: Prepare, timeout_s: float = PROBE_TIMEOUT_S) -> str:
-    """Run a probe in a temporary directory; the cause of its failure, empty when it worked.
+    Args:
+        sources: the texts of the files there, by name.
 
     Raises:
         ToolchainError: the command cannot be started or does not end, or the temporary directory cannot be used.
@@ -36,7 +36,8 @@ def failure_of(prepare: Prepare, timeout_s: float = PROBE_TIMEOUT_S) -> str:
         with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
             # As a build: the compiler's own temporary files there, and the locale C, as diagnostics are searched.
             environment = env.child_environment(LC_ALL="C", TMPDIR=name)
-            command = prepare(Path(name))
+            for source, text in sources.items():
+                Path(name, source).write_text(text)
             done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
             wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
     except OSError as error:
@@ -59,24 +60,29 @@ def _unusable_temporary_directory(reason: str) -> ToolchainError:
 
 
 def remembered_failure_of(
-    prepare: Prepare, subject: str, files: list[str], memo: Memo, timeout_s: float = PROBE_TIMEOUT_S
+    command: Sequence[str],
+    sources: Mapping[str, str],
+    subject: str,
+    files: list[str],
+    memo: Memo,
+    timeout_s: float = PROBE_TIMEOUT_S,
 ) -> str:
     """:func:`failure_of`, with a success remembered while ``files`` are unchanged.
 
     A failure is never remembered: what is missing may be installed the next moment.
 
     Args:
-        subject: everything the outcome depends on in addition to ``files``.
+        subject: everything the outcome depends on in addition to ``sources`` and ``files``.
     """
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
-        failure = failure_of(prepare, timeout_s)
+        failure = failure_of(command, sources, timeout_s)
         if failure:
             raise _ProbeFailed(failure)
         return {"worked": True}, files
 
     try:
-        memo.get(f"probe {subject}", {"worked": is_flag}, work_out)
+        memo.get(f"probe {subject} {sources}", {"worked": is_flag}, work_out)
     except _ProbeFailed as failed:
         return str(failed)
     return ""
@@ -88,17 +94,11 @@ class _ProbeFailed(Exception):
 
 def link_failure(function: str, libraries: tuple[str, ...], library_dirs: tuple[str, ...], memo: Memo) -> str:
     """Why a program calling ``function`` does not link with ``libraries``; empty when it does."""
-
-    def prepare(directory: Path) -> list[str]:
-        # Only the name counts for the linker, so the declaration need not match the real one.
-        text = f'extern "C" char {function}();\nint main() {{ return {function}(); }}\n'
-        (directory / "probe.cpp").write_text(text)
-        search = [f"-L{name}" for name in library_dirs]
-        return [*compiler.command, "probe.cpp", "-o", "probe", *search, *(f"-l{name}" for name in libraries)]
-
+    # Only the name counts for the linker, so the declaration need not match the real one.
+    text = f'extern "C" char {function}();\nint main() {{ return {function}(); }}\n'
+    flags = [*(f"-L{name}" for name in library_dirs), *(f"-l{name}" for name in libraries)]
     try:
-        compiler = find_cxx(memo)
-        return failure_of(prepare)
+        return failure_of([*find_cxx(memo).command, "probe.cpp", "-o", "probe", *flags], {"probe.cpp": text})
     except ToolchainError as error:
         return error.message
 

@@ -58,7 +58,7 @@ def load_remedy(cause: str) -> str:
 def _missing_file(found: re.Match[str], command: str) -> str:
     name = found[1]
     if _SOURCE.search(name):
-        return f"{name} is missing: restore it, or remove it from sources()."
+        return f"{name} is missing: restore it, or remove it from the sources."
     if _NEEDS_TORCH_BINDING.fullmatch(name) and _STABLE_BINDING in command:
         return f"Ops of Binding.STABLE cannot use {name}: omit it, or declare BINDING = Binding.TORCH."
     if name == "Python.h":
@@ -66,11 +66,11 @@ def _missing_file(found: re.Match[str], command: str) -> str:
     if _OF_CUDA.fullmatch(name):
         return (
             f"{name} is the CUDA toolkit's, whose headers are used only for ops with a .cu source: install the "
-            "toolkit, or name its include directory in include_paths()."
+            "toolkit, or add its directory to the include directories."
         )
     package = next((package for package, (header, _) in _PACKAGES.items() if header == name), "")
     hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
-    return f"Install the package that has {name}{hint}, or name its directory in include_paths()."
+    return f"Install the package that has {name}{hint}, or add its directory to the include directories."
 
 
 def _missing_library(found: re.Match[str], _command: str) -> str:
@@ -81,17 +81,17 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
         return f"lib{name} is the CUDA toolkit's: install that part of it, or name its directory with -L."
     package = next((package for package, (_, library) in _PACKAGES.items() if library == name), "")
     hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
-    return f"Install lib{name}'s development package{hint}, or name its directory with -L in extra_ldflags()."
+    return f"Install lib{name}'s development package{hint}, or add -L with its directory to the linker's flags."
 
 
 def _missing_linker(_found: re.Match[str], command: str) -> str:
     if "-fuse-ld" in command:
-        return "The linker that -fuse-ld names is not installed: install it, or drop the flag from extra_ldflags()."
+        return "The linker that -fuse-ld names is not installed: install it, or drop the flag."
     return "The compiler finds no linker: install it (Debian and Ubuntu: apt-get install binutils), or correct PATH."
 
 
 _RAISE_STANDARD = (
-    r"The C++ standard is too old: this needs C++\1; name -std=c++\1 or later in cxx_args() (for .cu: nvcc_args())."
+    r"The C++ standard is too old: this needs C++\1; add -std=c++\1 or later to the flags of this compiler."
 )
 
 # The first that fits is taken.
@@ -143,8 +143,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (
         r"unrecognized command-line option|unknown argument|unknown clang option|Unknown option"
         r"|bad value '.+' for '.+' switch|invalid value '.+' in '.+'|Value '.+' is not defined for option",
-        "The compiler does not know this flag: correct it in cxx_args(), nvcc_args() or source_args(), "
-        "or set CXX to a compiler that knows it.",
+        "The compiler does not know this flag: correct it, or set CXX to a compiler that knows it.",
     ),
     (
         r"\bsh: .*(?:not found|Permission denied|cannot execute)",
@@ -159,7 +158,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"cannot find '(?:\S*ld\S*)'|invalid linker name", _missing_linker),
     (
         r"ld\S*: (?:error: )?cannot (?:find|open) ([^\s:]+)",
-        r"\1 does not exist: correct its name in extra_ldflags() or libraries_args().",
+        r"\1 does not exist: correct its name in the linker's flags.",
     ),
     # standards
     (r"only available from C\+\+(\d+)", _RAISE_STANDARD),
@@ -170,7 +169,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     # linking
     (
         r"undefined reference to [`'](.+)'|undefined symbol: (.+)",
-        r"Add the library that defines \1\2 to extra_ldflags(), or its source to sources().",
+        r"Link the library that defines \1\2, or add its source to the sources.",
     ),
     (
         r"multiple definition of [`'](.+?)'|duplicate symbol: (.+)",
@@ -194,7 +193,7 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"undefined symbol: (\S+)",
-        r"Add the library that defines \1 to extra_ldflags(), or its source to sources().",
+        r"Link the library that defines \1, or add its source to the sources.",
     ),
     (
         r"lib(?:cudart|cublas\w*|curand|cusparse|cusolver|cufft|nvrtc)\.so\.(\d+): cannot open shared object",
@@ -203,7 +202,7 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"([^\s:]+): cannot open shared object file",
-        r"Install \1, or name the directory that has it with -Wl,-rpath,DIR in extra_ldflags().",
+        r"Install \1, or add -Wl,-rpath,DIR with its directory to the linker's flags.",
     ),
     (
         r"version `(?:GLIBCXX|CXXABI)_",
@@ -216,7 +215,7 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"SIGILL",
-        "It uses an instruction that this CPU lacks (correct -march in cxx_args()), or called __builtin_trap().",
+        "It uses an instruction that this CPU lacks (correct -march), or called __builtin_trap().",
     ),
     (
         r"ended (?:by SIG|the process with status)",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
@@ -55,26 +56,6 @@ class SyclFacts:
     ahead_runtime: SyclRuntime | None = None
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """A toolchain that can compile the op."""
-
-    toolchain: SyclToolchain
-    detail: str
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A toolchain that cannot, why, and what to do about it."""
-
-    toolchain: SyclToolchain
-    reason: str
-    remedy: str
-
-
-Candidate = Accepted | Rejected
-
-
 def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
     """The facts of this machine and environment.
 
@@ -97,54 +78,57 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
     )
 
 
-def candidates(facts: SyclFacts) -> list[Candidate]:
-    """Every toolchain, best first: kernels compiled ahead of time start without delay."""
+def candidates(facts: SyclFacts) -> list[CheckOutcome]:
+    """Every toolchain by its name, best first: kernels compiled ahead of time start without delay."""
     return [_candidate(toolchain, facts) for toolchain in SyclToolchain]
 
 
-def choose(facts: SyclFacts) -> Candidate:
+def choose(facts: SyclFacts) -> CheckOutcome:
     """The first toolchain that is accepted; else the one whose remedy is the shortest way to a working op."""
     found = candidates(facts)
-    accepted = next((candidate for candidate in found if isinstance(candidate, Accepted)), None)
+    accepted = next((candidate for candidate in found if isinstance(candidate, Passed)), None)
     if accepted is not None:
         return accepted
     nearest = facts.asked or (SyclToolchain.RTC if facts.has_kernel_texts else SyclToolchain.ICPX).value
-    return next(candidate for candidate in found if candidate.toolchain.value == nearest)
+    return next(candidate for candidate in found if candidate.name == nearest)
 
 
 _ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh."
 
 
-def _candidate(this: SyclToolchain, facts: SyclFacts) -> Candidate:
-    if facts.asked not in (None, this.value):
-        return Rejected(this, f"ACCEL_SYCL_TOOLCHAIN={facts.asked} selects another.", "Unset it.")
+def _candidate(this: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
+    name = this.value
+    if facts.asked not in (None, name):
+        return Failed(name, f"ACCEL_SYCL_TOOLCHAIN={facts.asked} selects another.", "Unset it.")
     if this is SyclToolchain.RTC:
         return _run_time_compiler(facts)
     if this is SyclToolchain.ICPX and facts.torch_xpu is None:
-        return Rejected(this, "torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
+        return Failed(name, "torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
     if this is SyclToolchain.IPEX and not facts.has_ipex:
-        return Rejected(this, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
+        return Failed(name, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
     if facts.icpx is None:
-        return Rejected(this, "icpx is not on PATH.", _ICPX_REMEDY)
+        return Failed(name, "icpx is not on PATH.", _ICPX_REMEDY)
     if facts.ahead_runtime is None:
         # Not the wheels: they would be a second libsycl in the process.
-        return Rejected(this, f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
+        return Failed(name, f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
     by = "by intel_extension_for_pytorch" if this is SyclToolchain.IPEX else f"torch for XPU {facts.torch_xpu}"
-    return Accepted(this, f"{facts.icpx}, {by}")
+    return Passed(name, f"{facts.icpx}, {by}")
 
 
-def _run_time_compiler(facts: SyclFacts) -> Candidate:
-    this = SyclToolchain.RTC
+def _run_time_compiler(facts: SyclFacts) -> CheckOutcome:
+    name = SyclToolchain.RTC.value
     if not facts.has_kernel_texts:
-        return Rejected(
-            this,
+        return Failed(
+            name,
             "the op's kernels are part of its host code, which only a SYCL compiler can compile.",
             "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
         )
     if facts.runtime is None:
-        return Rejected(this, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+        return Failed(name, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     if facts.runtime.kernel_compiler is None:
-        return Rejected(
-            this, f"the SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
+        return Failed(
+            name,
+            f"the SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).",
+            INSTALL_REMEDY,
         )
-    return Accepted(this, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")
+    return Passed(name, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from op_builder.system.memo import Memo
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
+from op_builder.toolchains.sycl import SyclToolchain
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, find_ahead_runtime, find_runtime
 
@@ -21,31 +20,31 @@ int main() { throw sycl::exception(sycl::errc::invalid, "probe"); }
 """
 
 
-def toolchain_checks(choose: Callable[[], Candidate], memo: Memo) -> list[CheckOutcome]:
+def toolchain_checks(choose: Callable[[], CheckOutcome], memo: Memo) -> list[CheckOutcome]:
     """Whether an op's kernels and host side can be compiled with the toolchain that ``choose`` returns."""
-    chosen = guarded_value(_TOOLCHAIN, choose)
-    if isinstance(chosen, Failed):
-        return [chosen]
-    outcomes = [guarded(_TOOLCHAIN, lambda: _chosen(chosen))]
-    if isinstance(chosen, Accepted):
-        outcomes.append(guarded(_HOST, lambda: host_check(chosen.toolchain, memo)))
+    chosen = guarded(_TOOLCHAIN, choose)
+    outcomes = [_chosen(chosen)]
+    if isinstance(chosen, Passed):
+        outcomes.append(guarded(_HOST, lambda: host_check(SyclToolchain(chosen.name), memo)))
     return outcomes
 
 
-def load_checks(choose: Callable[[], Candidate], memo: Memo, *, has_kernel_texts: bool) -> list[CheckOutcome]:
+def load_checks(choose: Callable[[], CheckOutcome], memo: Memo, *, has_kernel_texts: bool) -> list[CheckOutcome]:
     """Whether an op finds a runtime and a device, and what compiles its kernels, if they are texts."""
     outcomes = [guarded(_DEVICE, lambda: device_check(memo))]
     if has_kernel_texts:
-        chosen = guarded_value(_COMPILER, choose)
-        if not (isinstance(chosen, Accepted) and chosen.toolchain.is_ahead):
+        chosen = guarded(_COMPILER, choose)
+        if not (isinstance(chosen, Passed) and SyclToolchain(chosen.name).is_ahead):
             outcomes.append(guarded(_COMPILER, lambda: kernel_compiler_check(memo)))
     return outcomes
 
 
-def _chosen(chosen: Candidate) -> CheckOutcome:
-    if isinstance(chosen, Accepted):
-        return Passed(_TOOLCHAIN, f"{chosen.toolchain.value}: {chosen.detail}")
-    return Failed(_TOOLCHAIN, f"{chosen.toolchain.value}: {chosen.reason}", chosen.remedy)
+def _chosen(chosen: CheckOutcome) -> CheckOutcome:
+    if isinstance(chosen, Passed):
+        return Passed(_TOOLCHAIN, f"{chosen.name}: {chosen.detail}")
+    if chosen.name == _TOOLCHAIN:  # the choice itself failed
+        return chosen
+    return Failed(_TOOLCHAIN, f"{chosen.name}: {chosen.reason}", chosen.remedy)
 
 
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
@@ -60,24 +59,20 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     if runtime is None:
         return Failed(_HOST, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     if compiler is not None:
-        command, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
+        start, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
     else:
         cxx = find_cxx(memo)
         if cxx.is_zig:
             reason = "clang of ziglang uses libc++, and libsycl's functions take the types of libstdc++."
             return Failed(_HOST, reason, "Install g++ or clang++, or set CXX to one.")
-        command, identity, program = list(cxx.command), cxx.identity, cxx.path
-
-    def compile_and_link(directory: Path) -> list[str]:
-        (directory / "probe.cpp").write_text(_PROBE)
-        places = ["-isystem", str(runtime.include_dir), f"-L{runtime.library_dir}"]
-        return [*command, "-std=c++17", *places, "probe.cpp", "-lsycl", "-o", "probe"]
-
-    subject = f"sycl host {identity} {runtime.prefix} {runtime.version} {_PROBE}"
-    failure = remembered_failure_of(compile_and_link, subject, [program, str(runtime.library)], memo)
+        start, identity, program = list(cxx.command), cxx.identity, cxx.path
+    places = ["-isystem", str(runtime.include_dir), f"-L{runtime.library_dir}"]
+    command = [*start, "-std=c++17", *places, "probe.cpp", "-lsycl", "-o", "probe"]
+    subject, files = f"{identity} {runtime.version} {command}", [program, str(runtime.library)]
+    failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
-        return Failed(_HOST, f"{command[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
-    return Passed(_HOST, f"{command[0]} with {runtime.library}")
+        return Failed(_HOST, f"{start[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
+    return Passed(_HOST, f"{start[0]} with {runtime.library}")
 
 
 def device_check(memo: Memo) -> CheckOutcome:

@@ -38,8 +38,8 @@ class KernelTexts:
 
     def as_source(self) -> str:
         """The C++ source that embeds them."""
-        files = "".join(f"    {{{_literal(name)}, {_literal(text)}}},\n" for name, text in self.files.items())
-        options = "".join(f"    {_literal(option)},\n" for option in self.options)
+        files = "".join(f"    {{{raw_literal(name)}, {raw_literal(text)}}},\n" for name, text in self.files.items())
+        options = "".join(f"    {raw_literal(option)},\n" for option in self.options)
         return (
             '#include "host/kernel_texts.h"\n\n'
             "namespace accel::xpu {\nnamespace {\n\n"
@@ -135,7 +135,7 @@ def _included(name: str, by: Path, include_dirs: Sequence[Path]) -> Path | None:
     return None  # the compiler's own, or missing: then the compiler reports it, with the line
 
 
-def _literal(text: str) -> str:
+def raw_literal(text: str) -> str:
     """``text`` as a C++ raw string literal."""
     mark = "accel"
     while f'){mark}"' in text:

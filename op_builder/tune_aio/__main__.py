@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from op_builder.command_line import run_main
+from op_builder.command_line import parse_size, run_main
 from op_builder.errors import AccelError
 from op_builder.system import storage_engines
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from op_builder.tune_aio.measure import Measurement, Settings
     from op_builder.tune_aio.search import Findings
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _CACHED = "This file system does not support O_DIRECT: the figures mostly measure memory, not the device."
 _DIRECT = "All bytes bypassed the page cache. On a virtual or network disk, the host's cache is in the figures."
 
@@ -228,10 +226,9 @@ def _data(
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size_bytes = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    size_bytes = parse_size(text)
     if size_bytes < 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size of at least 1M; write it as 512M or 4G")
+        raise argparse.ArgumentTypeError(f"{text!r} is less than 1M")
     return size_bytes
 
 

@@ -6,12 +6,10 @@ error of one float32 operation. It holds with and without fused multiply-add (wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-from op_builder.ops.optim.tensor_lists import TensorLists
 
 U = 2.0**-24
 # Absolute error of an operation whose result is subnormal, for the few that a value goes through.
@@ -52,19 +50,28 @@ class Options:
 
 @dataclass(frozen=True)
 class Tensors:
+    """One parameter's."""
+
     param: torch.Tensor
     grad: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
+    states: tuple[torch.Tensor, ...]
 
     def __iter__(self):
-        return iter((self.param, self.grad, self.exp_avg, self.exp_avg_sq))
+        return iter((self.param, self.grad, *self.states))
+
+    @property
+    def exp_avg(self) -> torch.Tensor:
+        return self.states[0]
+
+    @property
+    def exp_avg_sq(self) -> torch.Tensor:
+        return self.states[1]
 
     def clone(self) -> Tensors:
-        return Tensors(*(tensor.clone() for tensor in self))
+        return self.map(torch.clone)
 
-    def double(self) -> Tensors:
-        return Tensors(*(tensor.double() for tensor in self))
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+        return Tensors(change(self.param), change(self.grad), tuple(change(state) for state in self.states))
 
 
 def random_tensors(
@@ -88,13 +95,7 @@ def random_tensors(
 
     exp_avg_sq = make(1e-2, moment)
     exp_avg_sq.abs_()
-    return Tensors(make(1.0, param), make(0.1, grad), make(0.1, moment), exp_avg_sq)
-
-
-def as_lists(members: Sequence[Tensors]) -> TensorLists:
-    """The tensors of several parameters as ``update_list`` takes them."""
-    params, grads, exp_avgs, exp_avg_sqs = map(list, zip(*members, strict=True)) if members else ([], [], [], [])
-    return TensorLists(params, grads, [exp_avgs, exp_avg_sqs])
+    return Tensors(make(1.0, param), make(0.1, grad), (make(0.1, moment), exp_avg_sq))
 
 
 def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
@@ -105,8 +106,8 @@ def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
 
 def rollback_bound(before: Tensors, after: Tensors, options: Options) -> Tensors:
     """How far ``adam_rollback`` may stay from ``before``: csrc/kernels/cpu/adam.h derives it."""
-    p, grad, m, v = before.double()
-    new_p, _, new_m, new_v = after.double()
+    p, grad, m, v = before.map(torch.Tensor.double)
+    new_p, _, new_m, new_v = after.map(torch.Tensor.double)
     decay = abs(options.decay)
     p_error = U * (2 * p.abs() + (new_p.abs() + (new_p - options.decay * p).abs()) / decay) + SUBNORMAL / decay
     g = grad + options.l2 * p
@@ -118,16 +119,20 @@ def rollback_bound(before: Tensors, after: Tensors, options: Options) -> Tensors
     return Tensors(
         SECOND_ORDER * p_error,
         torch.zeros_like(grad),
-        SECOND_ORDER * m_error + SUBNORMAL / options.beta1,
-        SECOND_ORDER * v_error + SUBNORMAL / options.beta2,
+        (
+            SECOND_ORDER * m_error + SUBNORMAL / options.beta1,
+            SECOND_ORDER * v_error + SUBNORMAL / options.beta2,
+        ),
     )
 
 
 def assert_within(actual: Tensors, expected: Tensors, bound: Tensors) -> None:
-    for name in ("param", "grad", "exp_avg", "exp_avg_sq"):
-        error = (getattr(actual, name).double() - getattr(expected, name)).abs()
-        over = error > getattr(bound, name)
+    for name, found, wanted, most in zip(
+        ("param", "grad", "exp_avg", "exp_avg_sq"), actual, expected, bound, strict=True
+    ):
+        error = (found.double() - wanted).abs()
+        over = error > most
         assert not over.any(), (
             f"{name}: {int(over.sum())} of {over.numel()} elements beyond the bound, "
-            f"the worst by a factor of {(error / getattr(bound, name)).max():.3g}"
+            f"the worst by a factor of {(error / most).max():.3g}"
         )

@@ -1,6 +1,6 @@
 """A program that prints how DeepSpeed behaves in its environment, one JSON object; see test_deepspeed.py.
 
-Args: ``xpu`` or ``mps`` makes torch pretend to have that device. No module of this project is imported, because one of
+Args: a device, such as ``xpu``, that torch pretends to have. No module of this project is imported, because one of
 the environments lacks it.
 """
 

@@ -24,8 +24,8 @@ from op_builder import env
 ROOT = Path(__file__).resolve().parents[2]
 OPS = "op_builder/_prebuilt/"
 
-# What accel-ops itself requires, and pip.
-_NEEDED = ("torch", "ninja", "setuptools", "pybind11", "packaging", "psutil", "rich", "xxhash", "pip")
+# What accel-ops itself requires, pip, and what builds without isolation need.
+_NEEDED = ("torch", "ninja", "setuptools", "pybind11", "packaging", "psutil", "rich", "xxhash", "pip", "wheel")
 _TIMEOUT_S = 1800.0
 
 
@@ -70,6 +70,10 @@ class Environment:
     """A virtual environment in ``directory``."""
 
     directory: Path
+
+    def copy(self, directory: Path) -> Environment:
+        """A copy, whose programs in Python still run in this one."""
+        return Environment(Path(shutil.copytree(self.directory, directory, symlinks=True)))
 
     @property
     def programs(self) -> Path:

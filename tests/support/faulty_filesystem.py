@@ -1,9 +1,9 @@
 """A file system that fails as a file's name says: a FUSE mount over a directory. Run as a program it serves one mount.
 
-Names begin with what happens: ``short`` (each request does a part), ``held`` (reads make a file ``holding`` in the
-backing directory, and wait for a file ``released`` there, up to a minute), ``lies`` (each read gives another last
-byte), ``EIO-4096`` and so on (that error for every request that contains that byte), ``busy-600`` (EBUSY for the first
-600 requests), ``cut-4096`` (the first read truncates the file there). All others are sound.
+Names begin with what happens: ``short`` (each request does a part), ``held`` (reads wait for a file ``released`` in the
+backing directory, up to a minute), ``lies`` (each read gives another last byte), ``EIO-4096`` and so on (that error for
+every request that contains that byte), ``busy-600`` (EBUSY for the first 600 requests), ``cut-4096`` (the first read
+truncates the file there). All others are sound.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class FaultyDirectory(mfusepy.Operations):
         self._fail(path, size, offset)
         if fault == "held":
             deadline = time.monotonic() + 60
-            Path(f"{self._backing}/holding").touch()
             while not os.path.exists(f"{self._backing}/released"):
                 if time.monotonic() > deadline:
                     raise OSError(errno.EIO, fault)

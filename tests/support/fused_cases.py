@@ -7,23 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from tests.support.adam_reference import Options, Tensors, random_tensors
-from tests.support.optimizer_reference import Tensors as AnyTensors
 
 CHUNK = 65536
 
 
 def lists_of(cases: Sequence[Tensors]) -> list[list[torch.Tensor]]:
-    """``[grads, params, exp_avgs, exp_avg_sqs]``."""
-    return [
-        [case.grad for case in cases],
-        [case.param for case in cases],
-        [case.exp_avg for case in cases],
-        [case.exp_avg_sq for case in cases],
-    ]
-
-
-def amsgrad_lists_of(cases: Sequence[AnyTensors]) -> list[list[torch.Tensor]]:
-    """``[grads, params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]``."""
+    """``[grads, params, *states]``."""
     states = zip(*(case.states for case in cases), strict=True)
     return [[case.grad for case in cases], [case.param for case in cases], *map(list, states)]
 

@@ -22,7 +22,7 @@ from op_builder import cpu, env
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from tests.support.adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
+from tests.support.adam_reference import SUBNORMAL, Tensors, U, random_tensors, unit_roundoff
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 #: Every supported combination of a parameter's, a gradient's and a state's type.
@@ -286,24 +286,6 @@ def load(kind: Kind, isa: str | None = None) -> HostOp:
 def load_fused(kind: Kind) -> FusedOp:
     """The fused op of the same formula, for the CPU."""
     return getattr(cpu, f"Fused{kind.name.capitalize()}Builder")().load()
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """One parameter's."""
-
-    param: torch.Tensor
-    grad: torch.Tensor
-    states: tuple[torch.Tensor, ...]
-
-    def __iter__(self):
-        return iter((self.param, self.grad, *self.states))
-
-    def clone(self) -> Tensors:
-        return self.map(torch.clone)
-
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
-        return Tensors(change(self.param), change(self.grad), tuple(change(state) for state in self.states))
 
 
 def make_tensors(kind: Kind, numel: int, *dtypes: torch.dtype, seed: int = 0, offset: int = 0) -> Tensors:

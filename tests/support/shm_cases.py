@@ -28,6 +28,7 @@ from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import SharedMemoryCommError
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from tests.support.threads import in_threads
 from tests.support.waiting import pid_of, wait_until, wait_until_asleep, write_pid
 
 DTYPES = {
@@ -297,11 +298,7 @@ def ranks_as_threads(place: Place) -> bool:
         group.barrier()
         group.close()
 
-    threads = [threading.Thread(target=one, args=(2 * place.rank + i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(2, lambda i: one(2 * place.rank + i))
     assert results == [[6.0]] * 4, results
     return True
 

@@ -1,111 +1,65 @@
-"""Two hosts on this machine: network namespaces with a cable between them, a name and an sshd each."""
+"""Two hosts on this machine with a name and an sshd each."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from tests.support import network_namespaces
+from tests.support.launching import wait_until
+
 PORT = 2222
-INTERFACE = "cable"
-ADDRESSES = {"a": "10.77.12.1", "b": "10.77.12.2"}
 
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """``a`` and ``b``; commands run on ``a``.
+    """``host-a`` and ``host-b``.
 
     Attributes:
+        prefix: of a command that is to run on the first.
         ssh_args: what ssh needs to get to either without a question.
         agent: ssh with these, for those who take no arguments for it.
-        interface: of the cable, by host.
+        interface: the network interface of both.
     """
 
-    directory: Path
-    namespaces: dict[str, str]
+    prefix: list[str]
     ssh_args: str
     agent: Path
     interface: str
 
-    def on(self, host: str, command: Sequence[str]) -> list[str]:
-        return ["ip", "netns", "exec", self.namespaces[host], *command]
-
-
-def what_is_missing() -> str | None:
-    """Why there cannot be two hosts here, None where there can."""
-    missing = [name for name in ("ip", "unshare", "ssh", "ssh-keygen") if shutil.which(name) is None]
-    if sshd() is None:
-        missing.append("sshd")
-    if missing:
-        return f"needs {', '.join(missing)} (iproute2, util-linux, openssh-client, openssh-server)"
-    if os.geteuid() != 0:
-        return "needs root, to make network namespaces"
-    tried = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"network namespaces are forbidden here: {tried.stderr.strip()}"
-
-
-def sshd() -> str | None:
-    return shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
-
 
 @contextmanager
 def two_hosts(directory: Path) -> Iterator[TwoHosts]:
-    namespaces = {host: f"accel-{os.getpid()}-{host}" for host in ADDRESSES}
-    servers = []
-    try:
-        for name in namespaces.values():
-            run("ip", "netns", "add", name)
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        cable = f"link add {INTERFACE} type veth peer {INTERFACE} netns {namespaces['b']}"
-        run("ip", "-n", namespaces["a"], *cable.split())
-        for host, name in namespaces.items():
-            run("ip", "-n", name, "address", "add", f"{ADDRESSES[host]}/24", "dev", INTERFACE)
-            run("ip", "-n", name, "link", "set", INTERFACE, "up")
-        key = directory / "key"
-        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+    """The hosts; skips where they cannot be made."""
+    sshd = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
+    if sshd is None or any(shutil.which(name) is None for name in ("unshare", "ssh", "ssh-keygen")):
+        pytest.skip("needs util-linux, openssh-client and openssh-server")
+    key = directory / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    ssh_args = f"-p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    agent = directory / "ssh"
+    agent.write_text(f'#!/bin/sh\nexec ssh {ssh_args} "$@"\n')
+    agent.chmod(0o755)
+    with network_namespaces.two_hosts() as hosts, ExitStack() as servers:
         Path("/run/sshd").mkdir(exist_ok=True)  # where sshd locks itself in
-        for host, name in namespaces.items():
-            config = directory / f"sshd_{host}"
+        for letter, host in zip("ab", hosts, strict=True):
+            config = directory / f"sshd_{letter}"
             config.write_text(
-                f"Port {PORT}\nListenAddress {ADDRESSES[host]}\nHostKey {key}\nAuthorizedKeysFile {key}.pub\n"
+                f"Port {PORT}\nListenAddress {host.address}\nHostKey {key}\nAuthorizedKeysFile {key}.pub\n"
                 "PidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n"
             )
-            script = f"hostname host-{host} && exec {sshd()} -D -e -f {config}"
-            command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", script]
-            log = (directory / f"sshd_{host}.log").open("w")
-            servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
-        ssh_args = f"-p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-        agent = directory / "ssh"
-        agent.write_text(f'#!/bin/sh\nexec ssh {ssh_args} "$@"\n')
-        agent.chmod(0o755)
-        hosts = TwoHosts(directory, namespaces, ssh_args, agent, INTERFACE)
-        for address in ADDRESSES.values():
-            wait_for_ssh(hosts, address)
-        yield hosts
-    finally:
-        for server in servers:
-            server.terminate()
-            server.wait()
-        for name in namespaces.values():
-            with suppress(subprocess.CalledProcessError):
-                run("ip", "netns", "delete", name)
-
-
-def wait_for_ssh(hosts: TwoHosts, address: str) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        command = hosts.on("a", ["ssh", *hosts.ssh_args.split(), "-o", "BatchMode=yes", address, "true"])
-        tried = subprocess.run(command, capture_output=True, text=True, check=False)
-        if tried.returncode == 0:
-            return
-        assert time.monotonic() < deadline, tried.stderr
-        time.sleep(0.1)
+            script = f"hostname host-{letter} && exec {sshd} -D -e -f {config}"
+            command = [*host.prefix, "unshare", "--uts", "sh", "-c", script]
+            with (directory / f"sshd_{letter}.log").open("w") as log:
+                server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            servers.callback(server.wait)
+            servers.callback(server.terminate)
+            ssh = [*hosts[0].prefix, str(agent), "-o", "BatchMode=yes", host.address, "true"]
+            wait_until(lambda ssh=ssh: subprocess.run(ssh, capture_output=True, check=False).returncode == 0)
+        yield TwoHosts(hosts[0].prefix, ssh_args, agent, hosts[0].interface)

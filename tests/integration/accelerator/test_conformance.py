@@ -43,7 +43,7 @@ def test_an_unknown_name_and_a_missing_device_are_status_2(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--without=wings=broken", "unknown ability 'wings': expected one of tensors, streams"),
+        ("--without=wings=broken", "unknown check or group 'wings'; the groups are identity, devices"),
         *((f"--timeout={each}", "expected a number of seconds above 0, found") for each in ("0", "-3", "inf", "nan")),
     ],
 )

@@ -38,12 +38,6 @@ def test_output_of_a_vendor_package_does_not_break_json(tmp_path: Path) -> None:
     assert all(line in result.stderr for line in ("Loading Acme", "Loaded in C", "Raw"))
 
 
-def test_the_reports_command_line() -> None:
-    result = run_python("-m", "accelerator.report", "--json", ACCEL_ACCELERATOR="cpu")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["accelerator"]["name"] == "cpu"
-
-
 def test_an_accelerator_can_be_sent_to_a_spawned_process() -> None:
     code = "import torch; from accelerator.cpu_accelerator import CPU_Accelerator\n"
     code += "if __name__ == '__main__':\n  with torch.multiprocessing.get_context('spawn').Pool(1) as pool:\n"

@@ -79,11 +79,3 @@ def test_a_case_has_a_requirement_for_the_limit_and_one_for_the_best_peer() -> N
         (f"{case.name}: limit / time", "miss"),
         (f"{case.name}: deepspeed's time", "ok"),
     ]
-
-
-@pytest.mark.parametrize(("kib", "verdicts"), [({"small": 3 * MIB, "large": None}, ["miss"]), (None, [])])
-def test_temporaries_that_cannot_be_measured_have_no_requirement(
-    monkeypatch: pytest.MonkeyPatch, kib: dict[str, int | None] | None, verdicts: list[str]
-) -> None:
-    monkeypatch.setattr(_temporaries, "measure", lambda _threads: kib)
-    assert [one.verdict for one in adam.temporaries(2)] == verdicts

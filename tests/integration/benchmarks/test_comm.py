@@ -12,11 +12,6 @@ import pytest
 from benchmarks import comm
 
 
-def test_more_ranks_than_cores_use_at_most_four_cores() -> None:
-    assert comm.crowd_cores(set(range(7, 200))) == {7, 8, 9, 10}
-    assert comm.crowd_cores({0, 1}) == {0, 1}
-
-
 def test_ranks_are_bound_from_their_start_and_this_process_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[set[int]] = []
 

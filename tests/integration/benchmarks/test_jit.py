@@ -23,19 +23,6 @@ def test_the_median_and_every_ratio_must_keep_their_limits(
     assert figure.verdict == verdict
 
 
-def test_rows_show_limits_peers_and_ratios() -> None:
-    figure = _figures.Figure("cold", [2.0], limit_s=5.0, peers={"deepspeed": [40.0]}, least_ratio=10.0)
-    table = _figures.figure_table("loads", [figure])
-    assert dict(zip(table.columns, table.rows[0], strict=True)) == {
-        "figure": "cold",
-        "verdict": "ok",
-        "accel-ops": "2.00 s",
-        "limit": "<= 5.00 s",
-        "deepspeed": "40.00 s",
-        "deepspeed / accel-ops": "20 x (>= 10 x)",
-    }
-
-
 def test_the_program_that_loads_cpu_adam_prints_its_times() -> None:
     times = run_program(jit.LOAD_CPU_ADAM, "op_builder")
     assert set(times) == {"import_s", "load_s", "again_s"}

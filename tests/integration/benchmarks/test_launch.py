@@ -7,24 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import launch
-from benchmarks.launch import Block
-
-
-@pytest.mark.parametrize(
-    ("ours_s", "bound", "verdicts"),
-    [
-        (2.29, Block(1.01, 0.1), ["ok", "ok", "ok"]),
-        (2.31, Block(1.03, 0.3), ["miss", "miss", "miss"]),
-    ],
-)
-def test_verdicts_compare_medians(ours_s: float, bound: Block, verdicts: list[str]) -> None:
-    starts = {"bound": [ours_s, 0.1, 9.0], "torchrun": [2.0, 1.0, 5.0]}
-    table = launch.table(starts, {"bound": [bound], "unbound": [Block(1.0, 0.2)]})
-    assert [row[1] for row in table.rows] == verdicts
-
-
-def test_a_start_is_measured_to_the_last_rank() -> None:
-    assert 0.1 < launch.start_seconds(launch.BOUND[:-1]) < launch.TIMEOUT_S
 
 
 def test_a_block_of_the_loop_is_measured_and_its_ranks_end() -> None:

@@ -92,13 +92,6 @@ def test_it_has_the_host_ops_and_its_own() -> None:
     assert [Path(source).parent for source in sources] == [TEMPLATE / "acme_accel" / "ops" / "kernels"] * 2
 
 
-def test_a_prebuild_that_names_it_needs_no_card(cards: Path) -> None:
-    assert not list(cards.iterdir())
-    with env.scope(ACCEL_ACCELERATOR="acme"):
-        assert selection.choose().error is not None
-        assert selection.builder_package() == ("acme", "acme_accel.ops")
-
-
 @pytest.mark.usefixtures("cards")
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 33), (2, 3, 129), (100_003,)])
 def test_values_are_those_of_float64(shape: tuple[int, ...]) -> None:

@@ -98,18 +98,6 @@ def test_bad_options_are_refused(options: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("chunks", [3, 6, 9, 12])
-@pytest.mark.parametrize("sizes", [[1, 1, 1], [100, 1, 1, 1, 1], [1, 1, 1, 1, 100], [5] * 13], ids=str)
-def test_parts_are_successive_and_none_is_empty(sizes: list[int], chunks: int) -> None:
-    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
-    parts = swapping.split(parameters, chunks)
-    assert len(parts) == min(chunks, len(sizes)) // 3 * 3
-    assert all(parts)
-    assert [id(parameter) for part in parts for parameter in part] == [id(parameter) for parameter in parameters]
-    with pytest.raises(ValueError, match="at least 3"):
-        swapping.split(parameters[:2], chunks)
-
-
 @pytest.mark.parametrize("backward_updates", [True, False])
 def test_chunks_are_updated_as_by_one_optimizer_in_the_backward_pass_or_after_it(
     tmp_path: Path, backward_updates: bool
@@ -146,23 +134,3 @@ def test_chunks_are_updated_as_by_one_optimizer_in_the_backward_pass_or_after_it
         assert torch.equal(one, other)
         for state in swapping.STATES:
             assert torch.equal(reference.state[one][state], stored[other][state])
-
-
-def test_masters_of_a_device_s_model_are_updated_by_chunks_too(tmp_path: Path) -> None:
-    from accelerator.cpu_accelerator import CPU_Accelerator
-    from examples.characters.text import standard_library
-    from examples.characters.training import Recipe, train
-
-    corpus = standard_library(size_bytes=20_000)
-    recipe = Recipe(steps=3, seed=0, host_masters=True, batch_size=4, width=32)
-    expected = train(lambda parameters: CPUAdam(parameters, lr=1e-3), corpus, recipe, CPU_Accelerator(), [].append)
-    with TensorStore(tmp_path) as store:
-        run = train(
-            lambda parameters: swapping.SwappedAdam(parameters, store, chunks=6, new_buffer=torch.empty, lr=1e-3),
-            corpus,
-            recipe,
-            CPU_Accelerator(),
-            [].append,
-        )
-    assert run.losses == expected.losses
-    assert run.validation_loss == expected.validation_loss

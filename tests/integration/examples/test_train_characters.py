@@ -44,7 +44,6 @@ def train(corpus: text.Corpus, **changes: object) -> training.Run:
     "options",
     [
         [],
-        pytest.param(["--host-masters"], marks=pytest.mark.slow),
         pytest.param(["--dtype", "bfloat16"], marks=pytest.mark.slow),
     ],
     ids=lambda options: " ".join(options) or "-",
@@ -146,8 +145,3 @@ def test_a_loss_that_is_not_a_number_agrees_with_nothing() -> None:
     assert comparison.compare([1.0, 2.0], [1.0, 2.0], (1.0, 1.0)).ok
     assert not comparison.compare([1.0, nan], [1.0, nan], (1.0, 1.0)).ok
     assert not comparison.compare([1.0, 2.0], [1.0, 2.0], (nan, 1.0)).ok
-
-
-def test_a_library_without_sources_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(text.NoTextError, match=r"installed as \.py files"):
-        text.standard_library(tmp_path)

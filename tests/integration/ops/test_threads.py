@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,21 +9,10 @@ import torch
 
 from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder
 from op_builder.ops import CPUAdam, CPULion, FusedAdam
+from tests.support.threads import in_threads
 
 THREADS = 8
 LENGTHS = (1, 15, 1000, 4097)
-
-
-def in_threads(work: Callable[[int], None]) -> None:
-    """Call ``work`` with 0 to 7 in a thread each, all at once; an exception fails the test."""
-    start = threading.Barrier(THREADS)
-
-    def run(number: int) -> None:
-        start.wait()
-        work(number)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(run, range(THREADS)))
 
 
 def trained(optimizer: type[torch.optim.Optimizer], number: int) -> list[torch.Tensor]:
@@ -48,7 +34,7 @@ def test_optimizers_in_threads_compute_what_they_compute_alone(optimizer: type[t
     def work(number: int) -> None:
         assert all(map(torch.equal, trained(optimizer, number), alone[number]))
 
-    in_threads(work)
+    in_threads(THREADS, work)
 
 
 def test_threads_update_through_one_op() -> None:
@@ -62,7 +48,7 @@ def test_threads_update_through_one_op() -> None:
             op.destroy_adam(1000 + number)
             torch.testing.assert_close(param, torch.full((9,), 0.9))
 
-    in_threads(work)
+    in_threads(THREADS, work)
 
 
 def test_threads_share_a_handle_of_async_io(tmp_path: Path) -> None:
@@ -76,5 +62,5 @@ def test_threads_share_a_handle_of_async_io(tmp_path: Path) -> None:
             handle.read(back, tmp_path / str(number), False)
             assert torch.equal(back, data)
 
-    in_threads(work)
+    in_threads(THREADS, work)
     assert handle.wait() == 0

@@ -25,18 +25,18 @@ from accelerator.host_streams import HostEvent, HostStream
 TOTAL_BYTES = 1 << 30
 
 NO_HOOKS = "this torch is built without the device's hooks for page-locked memory"
-LACKS = {
-    "xpu": {"pinned-memory": NO_HOOKS},
+WITHOUT = {
+    "xpu": {"pinned memory": NO_HOOKS},
     "xpu.native": {
-        "pinned-memory": NO_HOOKS,
-        "child-processes": "only this process has the fake torch",
+        "pinned memory": NO_HOOKS,
+        "visible_devices_are_honoured": "only this process has the fake torch",
     },
     "mps": {
-        "pinned-memory": NO_HOOKS,
-        "child-processes": "only this process has the fake torch.mps",
+        "pinned memory": NO_HOOKS,
+        "visible_devices_are_honoured": "only this process has the fake torch.mps",
     },
 }
-"""The abilities that a fake lacks, by device, with the reason."""
+"""The checks that do not apply, by device, with the reason."""
 
 MOST_DEVICES = 2
 

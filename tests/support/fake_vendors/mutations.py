@@ -1,4 +1,4 @@
-"""Single faults of a device module or an accelerator class, and the checks that must fail."""
+"""For each check of the conformance kit, a fault of ``torch.npu`` or ``NPU_Accelerator`` that it must find."""
 
 # ruff: noqa: ARG001, ARG002, ARG005 - broken members take the arguments of the sound ones
 
@@ -8,7 +8,6 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -19,40 +18,40 @@ from accelerator.npu_accelerator import NPU_Accelerator
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from tests.support.fake_vendors import fake_device
 
-
-@dataclass(frozen=True)
-class Mutation:
-    """``failing`` names all checks that fail; ``apply(name)`` is a context with a broken ``torch.<name>``."""
-
-    failing: str
-    apply: Callable[[str], AbstractContextManager[Any]]
+Mutation = Callable[[], AbstractContextManager[Any]]
+"""Makes a context with the fault."""
 
 
-def _member(failing: str, name: str, make: Callable[[Any], Any]) -> Mutation:
+def _module(name: str, make: Callable[[Any], Any]) -> Mutation:
     """Replace one member of the device module with ``make(module)``."""
 
     @contextmanager
-    def apply(device: str) -> Iterator[None]:
-        module = getattr(torch, device)
+    def apply() -> Iterator[None]:
+        module: Any = torch.npu  # type: ignore[attr-defined]
         sound = module.current_stream()
         with mock.patch.object(module, name, make(module)):
             yield
         module.set_stream(sound)
 
-    return Mutation(failing, apply)
+    return apply
 
 
-def _class(failing: str, **members: Any) -> Mutation:
+def _class(**members: Any) -> Mutation:
     """Replace members of the accelerator's class."""
 
     @contextmanager
-    def apply(device: str) -> Iterator[None]:
+    def apply() -> Iterator[None]:
         with ExitStack() as stack:
             for name, value in members.items():
                 stack.enter_context(mock.patch.object(NPU_Accelerator, name, value, create=True))
             yield
 
-    return Mutation(failing, apply)
+    return apply
+
+
+def _broken(cls: type, **members: Any) -> Callable[[Any], type]:
+    """A subclass with some members replaced, whatever the device module."""
+    return lambda module: type("Broken", (cls,), members)
 
 
 def _maker(dtype: torch.dtype, device: str = "npu") -> property:
@@ -70,16 +69,19 @@ class _Float8Lost(TorchDispatchMode):
 
 
 @contextmanager
-def _float8_is_lost(device: str) -> Iterator[None]:
+def _float8_is_lost() -> Iterator[None]:
     with _Float8Lost(), mock.patch.object(NPU_Accelerator, "is_fp8_supported", return_value=True):
         yield
 
 
-def _without_near_matches(self: Any, name: str) -> Any:
+@contextmanager
+def _wrong_products() -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", lambda left, right: left.new_zeros(left.shape[0], right.shape[1]), "PrivateUse1")
     try:
-        return super(NPU_Accelerator, self).get_op_builder(name)
-    except Exception:
-        raise KeyError(name) from None
+        yield
+    finally:
+        library._destroy()
 
 
 class _SilentBuilder(UnavailableOpBuilder):
@@ -89,174 +91,99 @@ class _SilentBuilder(UnavailableOpBuilder):
         return None
 
 
-def _get_silent_builder(self: Any, name: str) -> Any:
-    return _SilentBuilder if name == "CPUAdamBuilder" else super(NPU_Accelerator, self).get_op_builder(name)
-
-
 def _one_more_variable(self: Any, env: Any, ids: Any) -> None:
     super(NPU_Accelerator, self).set_visible_devices_envs(env, ids)
     env["VISIBLE"] = "all"
-
-
-def _any_backend(self: Any, backend: str) -> None:
-    self._compile_backend = backend
 
 
 def _empty_pages(self: Any, tensor: Any, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True) -> Any:
     return tensor.pin_memory() if align_bytes else torch.zeros_like(tensor)
 
 
-def _state_of_another_type(module: Any) -> Any:
-    sound = module.get_rng_state
-    return lambda *index: sound(*index) if index else sound().to(torch.int16)
-
-
-_ONE_LIST = ["ASCEND"]
-
-
-def _never_back(module: Any) -> Any:
+def _stream_without_end(module: Any) -> Any:
     @contextmanager
     def stream(chosen: Any) -> Iterator[None]:
         module.set_stream(chosen)
         yield
-
-    return stream
-
-
-def _back_without_error(module: Any) -> Any:
-    @contextmanager
-    def stream(chosen: Any) -> Iterator[None]:
-        former = module.current_stream()
-        module.set_stream(chosen)
-        yield
-        module.set_stream(former)
 
     return stream
 
 
 @contextmanager
-def _nowhere(stream: Any) -> Iterator[None]:
+def _stream_without_effect(stream: Any) -> Iterator[None]:
     yield
-
-
-def _lower_peak(module: Any) -> Any:
-    sound = module.max_memory_allocated
-    return lambda index=None: max(0, sound(index) - (1 << 20))
 
 
 def _fails(*arguments: Any) -> Any:
     raise OSError("no driver")
 
 
-def _wrong_products(device: str) -> Any:
-    @contextmanager
-    def apply() -> Iterator[None]:
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("mm", lambda left, right: left.new_zeros(left.shape[0], right.shape[1]), "PrivateUse1")
-        try:
-            yield
-        finally:
-            library._destroy()
+_ONE_LIST = ["ASCEND"]
 
-    return apply()
-
-
-def _broken(cls: type, **members: Any) -> Callable[[Any], type]:
-    """A subclass with some members replaced, whatever the device module."""
-    return lambda module: type("Broken", (cls,), members)
-
-
-def _first_device_alone(module: Any) -> Any:
-    return lambda seed: module.default_generators[0].manual_seed(seed)
-
-
-MUTATIONS = [
-    _member("rng_state_round_trips", "set_rng_state", lambda m: lambda *a: None),
-    _member("initial_seed_is_the_seed", "initial_seed", lambda m: lambda: 1),
-    _member("manual_seed_is_reproducible initial_seed_is_the_seed", "manual_seed", lambda m: lambda seed: None),
-    _member(
-        "manual_seed_all_seeds_every_device default_generator_is_the_seeded_one", "manual_seed_all", _first_device_alone
+MUTATIONS: dict[str, Mutation] = {
+    "has_every_member": _class(memory_snapshot=3),
+    "sets_its_names_when_constructed": _class(communication_backend_name=lambda self: "gloo"),
+    "predicates_return_bools": _class(is_triton_supported=lambda self: None),
+    "communication_backend_is_known": _class(communication_backend_name=lambda self: "carrier"),
+    "ranges_open_and_close": _class(range_push=lambda self, msg: None),
+    "lazy_call_runs_once": _module("_lazy_call", lambda m: lambda callback: None),
+    "device_count_is_positive": _class(device_count=lambda self: True),
+    "device_strings_parse": _class(device=lambda self, index=None: torch.device("npu", (index or 0) + 1)),
+    "current_device_is_named": _class(current_device_name=lambda self: "npu"),
+    "set_device_round_trips": _module("current_device", lambda m: lambda: 0),
+    "index_out_of_range_is_an_error": _class(set_device=lambda self, index: self._module.set_device(index)),
+    "synchronize_returns": _module("synchronize", lambda m: lambda index=None: _fails() if index else None),
+    "properties_have_one_type": _module("get_device_capability", lambda m: lambda i=None: "1.0" if i else None),
+    "random_is_torch_random": _class(random=lambda self: None),
+    "rng_state_is_bytes_on_the_host": _class(get_rng_state=lambda self, index=None: torch.zeros(4)),
+    "rng_state_round_trips": _module("set_rng_state", lambda m: lambda *a: None),
+    "manual_seed_is_reproducible": _module("manual_seed", lambda m: lambda seed: None),
+    "manual_seed_all_seeds_every_device": _module(
+        "manual_seed_all", lambda m: lambda seed: m.default_generators[0].manual_seed(seed)
     ),
-    _member(
-        "default_generator_is_the_seeded_one", "default_generators", lambda m: (torch.Generator(), torch.Generator())
+    "initial_seed_is_the_seed": _module("initial_seed", lambda m: lambda: 1),
+    "default_generator_is_the_seeded_one": _module(
+        "default_generators", lambda m: (torch.Generator(), torch.Generator())
     ),
-    _member("peak_covers_current", "max_memory_allocated", _lower_peak),
-    _member("peak_remembers_what_was_freed", "max_memory_allocated", lambda m: m.memory_allocated),
-    _member("resets_lower_the_peaks", "reset_peak_memory_stats", lambda m: lambda index=None: None),
-    _member("allocation_is_counted", "memory_allocated", lambda m: lambda index=None: 0),
-    _member("total_covers_available", "mem_get_info", lambda m: lambda index=None: (1 << 40, 1 << 40)),
-    _member("statistics_are_a_dict", "memory_stats", lambda m: lambda index=None: []),
-    _member("stream_context_restores", "stream", _never_back),
-    _member("stream_context_restores", "stream", _back_without_error),
-    _member("stream_context_switches", "stream", lambda m: _nowhere),
-    _member("events_measure_time", "Event", _broken(fake_device.Event, elapsed_time=_fails)),
-    _member("events_are_usable", "Event", _broken(fake_device.Event, query=lambda self: False)),
-    _member("set_device_round_trips", "current_device", lambda m: lambda: 0),
-    _member(
-        "properties_have_one_type counters_are_bytes total_covers_available", "get_device_properties", lambda m: _fails
+    "streams_are_usable": _module("Stream", _broken(fake_device.Stream, query=lambda self: False)),
+    "current_stream_is_the_default_one": _module("default_stream", lambda m: lambda index=None: fake_device.Stream()),
+    "stream_context_switches": _module("stream", lambda m: _stream_without_effect),
+    "stream_context_restores": _module("stream", _stream_without_end),
+    "streams_wait_for_each_other": _module("Stream", _broken(fake_device.Stream, wait_stream=_fails)),
+    "events_are_usable": _module("Event", _broken(fake_device.Event, query=lambda self: False)),
+    "events_measure_time": _module("Event", _broken(fake_device.Event, elapsed_time=_fails)),
+    "counters_are_bytes": _class(total_memory=lambda self, index=None: float(1 << 30)),
+    "total_covers_available": _module("mem_get_info", lambda m: lambda index=None: (1 << 40, 1 << 40)),
+    "allocation_is_counted": _module("memory_allocated", lambda m: lambda index=None: 0),
+    "peak_covers_current": _module("max_memory_allocated", lambda m: lambda index=None: m.memory_allocated(index) - 1),
+    "peak_remembers_what_was_freed": _module("max_memory_allocated", lambda m: m.memory_allocated),
+    "resets_lower_the_peaks": _module("reset_peak_memory_stats", lambda m: lambda index=None: None),
+    "older_names_agree": _class(max_memory_cached=lambda self, index=None: 1 << 40),
+    "statistics_are_a_dict": _module("memory_stats", lambda m: lambda index=None: []),
+    "cache_empties": _module("empty_cache", lambda m: lambda: None),
+    "supported_dtypes_agree": _class(supported_dtypes=lambda self: [torch.bfloat16, torch.float16, torch.float32]),
+    "supported_dtypes_compute": _wrong_products,
+    "float8_converts": _float8_is_lost,
+    "amp_is_a_module_or_none": _module("amp", lambda m: object()),
+    "tensor_properties_make_tensors": _class(IntTensor=_maker(torch.int64)),
+    "tensors_are_made_on_the_current_device": _class(FloatTensor=_maker(torch.float32, "npu:0")),
+    "on_accelerator_knows_its_tensors": _class(on_accelerator=lambda self, tensor: True),
+    "pinning_keeps_the_tensor": _class(pin_memory=lambda self, tensor: tensor.pin_memory()),
+    "pinning_in_whole_pages": _class(pin_memory=_empty_pages),
+    "pinned_tensors_are_known": _class(is_pinned=lambda self, tensor: False),
+    "unpinning_keeps_the_values": _class(unpin_memory=lambda self, t: t.fill_(-1) is None),
+    "new_tensors_are_pinned": _class(_torch_empty_pinned=lambda self, tensor, shape: tensor.new_empty(shape)),
+    "host_memory_registers": _class(register_host_memory=lambda self, address, num_bytes: True),
+    "graphs_replay": _module("NPUGraph", _broken(fake_device.Graph, replay=lambda self: None)),
+    "builder_package_imports": _class(builder_package="no_such_package"),
+    "builders_are_found_by_name": _class(create_op_builder=lambda self, name: _SilentBuilder()),
+    "unknown_builder_is_an_error": _class(get_op_builder=_fails),
+    "missing_op_has_a_builder_that_says_so": _class(get_op_builder=lambda self, name: _SilentBuilder),
+    "build_extension_is_a_command": _class(build_extension=lambda self: int),
+    "variable_names_are_lists": _class(export_envs=lambda self: _ONE_LIST),
+    "visible_devices_are_written": _class(set_visible_devices_envs=_one_more_variable),
+    "visible_devices_are_honoured": lambda: mock.patch.dict(os.environ, FAKE_DEVICE_IGNORES_VISIBILITY="1"),
+    "compile_backend_is_checked": _class(
+        set_compile_backend=lambda self, backend: setattr(self, "_compile_backend", backend)
     ),
-    _member("synchronize_returns", "synchronize", lambda m: lambda index=None: _fails() if index else None),
-    _member("lazy_call_runs_once", "_lazy_call", lambda m: lambda callback: None),
-    _member("graphs_replay", "NPUGraph", _broken(fake_device.Graph, replay=lambda self: None)),
-    Mutation("supported_dtypes_compute", _wrong_products),
-    Mutation(
-        "visible_devices_are_honoured", lambda device: mock.patch.dict(os.environ, FAKE_DEVICE_IGNORES_VISIBILITY="1")
-    ),
-    _class("has_every_member snapshot_is_a_collection", memory_snapshot=3),
-    _class("sets_its_names_when_constructed", communication_backend_name=lambda self: "gloo"),
-    _class("answers_yes_or_no", is_triton_supported=lambda self: None),
-    _class("synchronized_device_is_consistent", synchronized=True, use_host_timers=lambda self: False),
-    _class(
-        "communication_backend_is_known sets_its_names_when_constructed",
-        communication_backend_name=lambda self: "carrier",
-    ),
-    _class("ranges_open_and_close", range_push=lambda self, msg: None),
-    _class("device_count_is_positive index_out_of_range_is_an_error", device_count=lambda self: True),
-    _class("device_strings_parse", device=lambda self, index=None: torch.device("npu", (index or 0) + 1)),
-    _class("current_device_is_named", current_device_name=lambda self: "npu"),
-    _class("index_out_of_range_is_an_error", set_device=lambda self, index: self._module.set_device(index)),
-    _member("capabilities_have_one_type", "get_device_capability", lambda m: _fails),
-    _class("random_is_torch_random", random=lambda self: None),
-    _member("rng_state_is_bytes_on_the_host rng_state_round_trips", "get_rng_state", _state_of_another_type),
-    _member("streams_are_usable", "Stream", _broken(fake_device.Stream, query=lambda self: False)),
-    _member("current_stream_is_the_default_one", "default_stream", lambda m: lambda index=None: fake_device.Stream()),
-    _member("streams_wait_for_each_other", "Stream", _broken(fake_device.Stream, wait_stream=_fails)),
-    _class("counters_are_bytes", total_memory=lambda self, index=None: float(1 << 30)),
-    _class("older_names_agree", max_memory_cached=lambda self, index=None: 1 << 40),
-    _member("snapshot_is_a_collection", "memory_snapshot", lambda m: lambda: 3),
-    _member("cache_empties", "empty_cache", lambda m: lambda: None),
-    _class("resident_set_is_bytes", get_rss=lambda self: -1),
-    _class("type_questions_answer_yes_or_no", is_fp8_supported=lambda self: None),
-    _class("supported_dtypes_agree", supported_dtypes=lambda self: [torch.bfloat16, torch.float16, torch.float32]),
-    Mutation("float8_converts", _float8_is_lost),
-    _member("amp_is_a_module_or_none", "amp", lambda m: object()),
-    _class("tensor_properties_are_callable tensor_properties_make_tensors", ByteTensor=property(lambda self: None)),
-    _class("tensor_properties_make_tensors", IntTensor=_maker(torch.int64)),
-    _class("tensors_are_made_on_the_current_device", FloatTensor=_maker(torch.float32, "npu:0")),
-    _class("on_accelerator_knows_its_tensors", on_accelerator=lambda self, tensor: True),
-    _class("pinning_keeps_the_tensor pinning_in_whole_pages", pin_memory=lambda self, tensor: tensor.pin_memory()),
-    _class("pinning_in_whole_pages", pin_memory=_empty_pages),
-    _class("pinned_tensors_are_known new_tensors_are_pinned", is_pinned=lambda self, tensor: False),
-    _class("unpinning_keeps_the_values", unpin_memory=lambda self, t: t.fill_(-1) is None),
-    _class("new_tensors_are_pinned", _torch_empty_pinned=lambda self, tensor, shape: tensor.new_empty(shape)),
-    _class("host_memory_registers", register_host_memory=lambda self, address, num_bytes: True),
-    _class("graphs_take_pool_and_stream", capture_to_graph=lambda self, graph: self._module.graph(graph)),
-    _class(
-        "builder_package_imports builders_are_found_by_name unknown_builder_is_an_error "
-        "missing_op_has_a_builder_that_says_so",
-        builder_package="no_such_package",
-    ),
-    _class(
-        "builders_are_found_by_name",
-        create_op_builder=lambda self, name: (
-            _SilentBuilder if name == "CPUAdamBuilder" else self.get_op_builder(name)
-        )(),
-    ),
-    _class("unknown_builder_is_an_error", get_op_builder=_without_near_matches),
-    _class("missing_op_has_a_builder_that_says_so", get_op_builder=_get_silent_builder),
-    _class("build_extension_is_a_command", build_extension=lambda self: int),
-    _class("variable_names_are_lists", export_envs=lambda self: _ONE_LIST),
-    _class("visible_devices_are_written", set_visible_devices_envs=_one_more_variable),
-    _class("compile_backend_is_known sets_its_names_when_constructed", get_compile_backend=lambda self: "warp"),
-    _class("wrong_compile_backend_is_refused", set_compile_backend=_any_backend),
-]
+}

@@ -1,25 +1,22 @@
-"""``run_conformance.py NAME [mutated]``: the kit on a fake device, whole or with one thing broken at a time.
+"""``run_conformance.py NAME ...``: the kit on fake devices; on ``npu.mutated``, each check with its mutation.
 
 ``xpu`` comes with IPEX; ``xpu.native`` is a torch built with XPU on a machine without IPEX.
 
-Prints JSON: {check: [status, note]} of the whole device, or {failed check: reason} for each mutation.
+Prints a line of JSON for each: the name, and {check: [status, note]}.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
-from typing import Any
 
-from accelerator.testing import Ability, check_conformance
-from accelerator.testing.tensors import MemoryChecks
+from accelerator.testing import CHECKS, check_conformance
 from tests.support.fake_vendors import fake_device, mutations
 
-CHILD = "visible_devices_are_honoured"
 
-
-def main(name: str, what: list[str]) -> Any:
+def results(name: str) -> dict[str, list[str]]:
     if name == "mps":
         fake_device.install_mps()  # no package to import brings it
     if name == "xpu.native":
@@ -27,21 +24,27 @@ def main(name: str, what: list[str]) -> Any:
     device = name.partition(".")[0]
     module = importlib.import_module(f"accelerator.{device}_accelerator")
     accelerator = getattr(module, f"{device.upper()}_Accelerator")()
-    lacks = {Ability(ability): reason for ability, reason in fake_device.LACKS.get(name, {}).items()}
-    if not what:
-        return {r.check.name: [r.status, r.note] for r in check_conformance(accelerator, lacks).results}
-    # Sixty times the whole kit: smaller tensors than real devices need, where allocators round and others allocate.
-    MemoryChecks.block_bytes, MemoryChecks.slack_bytes = 16 << 20, 2 << 20
-    answers = []
-    for mutation in mutations.MUTATIONS:
-        # The check that starts a process takes longer than all others, and only some mutations reach a child.
-        childless = {} if CHILD in mutation.failing else {Ability.CHILD_PROCESSES: "nothing is broken there"}
-        accelerator.reset_peak_memory_stats()  # as in a process of its own
-        with mutation.apply(name):
-            failures = check_conformance(accelerator, {**lacks, **childless}).failures
-        answers.append({r.check.name: r.note for r in failures})
-    return answers
+    if name != "npu.mutated":
+        found = list(check_conformance(accelerator, fake_device.WITHOUT.get(name)).results)
+    else:
+        found = []
+        for check in CHECKS:
+            with mutations.MUTATIONS[check.name]():
+                found.append(check.run(accelerator))
+    return {result.check.name: [result.status, result.note] for result in found}
+
+
+def main(names: list[str]) -> int:
+    fake_device.native()
+    status = 0
+    for name in names:
+        child = os.fork()  # a process can have one such device
+        if child == 0:
+            print(json.dumps([name, results(name)]), flush=True)
+            os._exit(0)
+        status |= os.waitpid(child, 0)[1]
+    return min(status, 1)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2:])))
+    sys.exit(main(sys.argv[1:]))

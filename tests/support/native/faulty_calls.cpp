@@ -2,7 +2,6 @@
 //
 // FAULTY_PERIOD=n     the first and every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate and
 //                     posix_fallocate only with EINTR
-// FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
 //                     transfers (of io_uring and libaio), commands (the same, but calls that start nothing succeed):
 //                     refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM, EPERM
@@ -107,14 +106,6 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
     errno = number == io_uring_setup ? EPERM : ENOSYS;
     return -1;
   }
-  if (number == io_uring_setup || number == SYS_io_setup) {
-    static std::atomic<int> queues{0};
-    const char* const granted = std::getenv("FAULTY_QUEUES");
-    if (granted != nullptr && queues++ >= std::atoi(granted)) {
-      errno = EAGAIN;
-      return -1;
-    }
-  }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
     const bool starts = number != SYS_io_getevents && b > 0;
     if (is_refused("transfers") || (starts && is_refused("commands"))) {
@@ -126,11 +117,8 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
       errno = what == 1 ? EINTR : EAGAIN;
       return -1;
     }
-    if (what == 3 && number == SYS_io_submit && b > 1) {
+    if (what == 3 && number != SYS_io_getevents && b > 1) {
       b = b / 3 + 1;  // takes a part of what is offered
-    }
-    if (what == 3 && number == io_uring_enter && b > 1) {
-      b = b / 3 + 1;
     }
   }
   return real<long (*)(long, long, long, long, long, long, long)>("syscall")(number, a, b, c, d, e, f);

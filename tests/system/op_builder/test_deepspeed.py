@@ -19,10 +19,10 @@ from tests.support.environments import ROOT, environment_of
 pytestmark = pytest.mark.slow
 
 SUPPORT = ROOT / "tests" / "support"
-DEVICES = [("cpu", ()), ("cuda", ()), ("xpu", ("xpu",)), ("mps", ("mps",))]
+DEVICES = [("cpu", ()), ("cuda", ()), ("xpu", ("xpu",))]
 # 1 also runs DeepSpeed's own op for NVMe, which compiles for minutes, and more places of memory.
 IS_BROAD = os.environ.get("ACCEL_TEST_DEEPSPEED") == "1"
-NAMES_WITHOUT_DEVICE = ["xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu", "unknown"]
+NAMES_WITHOUT_DEVICE = ["xpu", "npu", "unknown"]
 # Relative, of a loss after at most 25 steps of Adam. Both sides compute in float32 in another order; a parameter of
 # bfloat16 that is rounded the other way moves a loss by more.
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -141,9 +141,8 @@ print(json.dumps([late, before == {key: after[key] for key in before}, before ==
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str, device: str) -> None:
-    variables = {"DS_ACCELERATOR": device, "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
     assert run(python, "", "-c", NAMES, **variables) == ["op_builder.cpu", True, False, True]
 
 
@@ -166,9 +165,8 @@ print(json.dumps([{name: word == "OKAY" for name, word in rows}, ours]))
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_reports_of_both_sides_agree(python: Path, installed: str, device: str) -> None:
-    variables = {"DS_ACCELERATOR": device, "ACCEL_ACCELERATOR": device, "PYTHONPATH": installed}
+def test_the_reports_of_both_sides_agree(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cpu", "PYTHONPATH": installed}
     theirs, ours = run(python, "", "-c", REPORTS, **variables)
     common = theirs.keys() & ours.keys()
     assert {"cpu_adam", "async_io", "fused_adam"} <= common
@@ -310,14 +308,15 @@ def test_two_ranks_train_as_with_deepspeeds_own_ops(python: Path, installed: str
     check_losses(our_checkpoints, train(python, "own", 2, our_checkpoints), own_runs, own)
 
 
-@pytest.mark.parametrize("how", ["after", "variable"])
-def test_one_rank_trains_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path, how: str) -> None:
-    runs = [run for run in matrix() if IS_BROAD or "zenflow" in run or (run["stage"] in (1, 3) and not uses_nvme(run))]
-    own_runs, runs = with_files(runs, tmp_path / "own"), with_files(runs, tmp_path / "ours")
+def test_one_rank_trains_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path) -> None:
+    kinds = [run for run in matrix() if IS_BROAD or "zenflow" in run or (run["stage"] in (1, 3) and not uses_nvme(run))]
+    own_runs = with_files(kinds, tmp_path / "own")
     own = train(python, "own", 1, own_runs)
-    ours = train(python, how, 1, runs, installed)
-    check_switched(ours)
-    check_losses(runs, ours, own_runs, own)
+    for how, chosen in (("variable", kinds), ("after", kinds[:1])):
+        runs = with_files(chosen, tmp_path / how)
+        ours = train(python, how, 1, runs, installed)
+        check_switched(ours)
+        check_losses(runs, ours, own_runs, own)
 
 
 def test_trainer_and_accelerate_train_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path) -> None:

@@ -27,20 +27,20 @@ def tree(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_sources(tmp_path_factory, tmp_path / "accel-ops")
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    """An environment for the test to change: with torch, without accel-ops."""
-    return make_environment(tmp_path / "venv")
-
-
 @pytest.fixture(scope="session")
 def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The same, not to be changed."""
+    """An environment with torch and without accel-ops, not to be changed."""
 
     def make(directory: Path) -> None:
         make_environment(directory / "environment")
 
     return Environment(shared(tmp_path_factory, "with-torch", make) / "environment")
+
+
+@pytest.fixture
+def environment(with_torch: Environment, tmp_path: Path) -> Environment:
+    """A copy of it for the test to change."""
+    return with_torch.copy(tmp_path / "venv")
 
 
 @pytest.fixture(scope="session")
@@ -71,11 +71,11 @@ def ops_wheel(tmp_path_factory: pytest.TempPathFactory, with_torch: Environment)
 
 
 @pytest.fixture(scope="session")
-def installed(ops_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def installed(ops_wheel: Path, with_torch: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with that wheel, not to be changed; without numpy, which needs newer CPUs than torch."""
 
     def make(directory: Path) -> None:
-        make_environment(directory / "environment").pip("install", "--no-deps", ops_wheel)
+        with_torch.copy(directory / "environment").pip("install", "--no-deps", ops_wheel)
 
     return Environment(shared(tmp_path_factory, "installed-wheel", make) / "environment")
 

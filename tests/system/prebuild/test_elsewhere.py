@@ -104,25 +104,20 @@ int main(int count, char**) {
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the models are of x86-64 CPUs")
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-x86_64 is not installed (Debian: qemu-user)")
-@pytest.mark.parametrize(("model", "isa"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
-def test_an_installed_op_runs_on_the_emulated_cpu_as_it_does_here(
-    installed: Environment, tmp_path: Path, model: str, isa: str
-) -> None:
+def test_an_installed_op_runs_on_an_emulated_old_cpu_as_it_does_here(installed: Environment, tmp_path: Path) -> None:
+    emulated = ("qemu-x86_64", "-cpu", "Nehalem")
     # The emulator refuses what the CPU lacks.
     (tmp_path / "avx2.cpp").write_text(NEEDS_AVX2)
     subprocess.run(["g++", "-O1", "-mavx2", "avx2.cpp", "-o", "avx2"], cwd=tmp_path, check=True)
-    ran = subprocess.run(["qemu-x86_64", "-cpu", model, "./avx2"], cwd=tmp_path, capture_output=True, check=False)
-    assert (ran.returncode == 0) == (isa == "avx2")
-    if isa not in supported_isas():
-        pytest.skip(f"this CPU has no {isa} to compare with")
+    assert subprocess.run([*emulated, "./avx2"], cwd=tmp_path, capture_output=True, check=False).returncode != 0
     try:
-        used, values = stepped(installed, tmp_path, "qemu-x86_64", "-cpu", model)
+        used, values = stepped(installed, tmp_path, *emulated)
     except AssertionError as error:
         if "torch runs" not in str(error):
-            pytest.skip(f"torch itself does not run on a {model}")
+            pytest.skip("torch itself does not run on a Nehalem")
         raise
-    assert used == isa, "what the emulated CPU has"
-    _, here = stepped(installed, tmp_path, isa=isa)
+    assert used == "baseline", "what the emulated CPU has"
+    _, here = stepped(installed, tmp_path, isa="baseline")
     assert values == {name: here[name] for name in values}, "to the last bit"
 
 
@@ -181,12 +176,10 @@ markers =
 """
 
 
-# One file or more for each op and each way to call it. `make test TORCH=2.10.0` runs the others.
+# A file or two for each kind of op. `make test TORCH=2.10.0` runs the others.
 TESTS_OF_OPS = (
     *("optim/test_cpu_adam_torch_op.py", "optim/test_fused_torch_op.py"),
-    *("optim/test_list_form.py", "optim/test_host_op.py"),
-    *("comm/test_shm_comm_arguments.py", "comm/test_distributed_agreement.py"),
-    *("io/test_async_io.py", "io/test_locked_memory.py"),
+    *("comm/test_shm_comm_arguments.py", "io/test_async_io.py"),
 )
 
 
@@ -218,7 +211,7 @@ def test_the_wheel_passes_tests_of_all_ops_on_the_oldest_torch_and_another_pytho
         PYTHONDONTWRITEBYTECODE="1",
     )
     (passed,) = re.findall(r"(\d+) passed", output)
-    assert int(passed) > 300, output[-2000:]
+    assert int(passed) > 100, output[-2000:]
     assert not (tmp_path / "cache" / "v1" / "ops").exists()
     # Nor does it need a newer torch to be compiled.
     compile_anew = (

@@ -168,48 +168,39 @@ def install_nvml(
     )
 
 
+ALIKE, MIXED, FASTEST, BUS = "AAA", "ABA", "FASTEST_FIRST", "PCI_BUS_ID"
+
+
 @pytest.mark.parametrize(
-    ("visible", "index", "free"),
+    ("models", "visible", "order", "index", "free"),
     [
-        (None, 2, 30),
-        ("2,0", 0, 30),
-        (" 1 , 2 ", 1, 30),
-        ("GPU-bbbb3333-2,0", 0, 30),
-        ("GPU-bbbb3333-2,0", 1, 10),
-        ("GPU-aaaa", 0, 10),
-        ("MIG-c0ffee", 0, 5),
-        ("GPU-none", 0, None),
-        ("0", 3, None),
-        ("7", 0, None),
-        ("-1", 0, None),  # CUDA stops at the first entry that is no device
-        ("0,-1,1", 1, None),
-        ("0,,1", 1, None),
+        (ALIKE, None, None, 2, 30),
+        (ALIKE, "2,0", None, 0, 30),
+        (ALIKE, " 1 , 2 ", None, 1, 30),
+        (ALIKE, "GPU-bbbb3333-2,0", None, 0, 30),
+        (ALIKE, "GPU-bbbb3333-2,0", None, 1, 10),
+        (ALIKE, "GPU-aaaa", None, 0, 10),
+        (ALIKE, "MIG-c0ffee", None, 0, 5),
+        (ALIKE, "GPU-none", None, 0, None),
+        (ALIKE, "0", None, 3, None),
+        (ALIKE, "7", None, 0, None),
+        (ALIKE, "-1", None, 0, None),  # CUDA stops at the first entry that is no device
+        (ALIKE, "0,-1,1", None, 1, None),
+        (ALIKE, "0,,1", None, 1, None),
+        # Different models have the same numbers only in the order of the bus.
+        (MIXED, None, None, 0, None),
+        (MIXED, "1", FASTEST, 0, None),
+        (MIXED, "1", BUS, 0, 20),
+        (MIXED, "GPU-bbbb2222-1", None, 0, 20),
+        (MIXED, "MIG-c0ffee", None, 0, 5),
     ],
 )
 def test_free_memory_is_that_of_the_visible_device(
-    machine: Machine, visible: str | None, index: int, free: int | None
+    machine: Machine, models: str, visible: str | None, order: str | None, index: int, free: int | None
 ) -> None:
     for uuid_type in (str, bytes):
-        install_nvml(machine, uuid_type=uuid_type)
-        assert nvml.free_memory_bytes(visible, None, index) == free
-
-
-@pytest.mark.parametrize(
-    ("models", "visible", "order", "free"),
-    [
-        ("ABA", None, None, None),
-        ("ABA", "1", "FASTEST_FIRST", None),
-        ("ABA", "1", "PCI_BUS_ID", 20),
-        ("ABA", "GPU-bbbb2222-1", None, 20),
-        ("ABA", "MIG-c0ffee", None, 5),
-        ("AAA", "1", None, 20),
-    ],
-)
-def test_different_models_are_numbered_alike_only_in_the_order_of_the_bus(
-    machine: Machine, models: str, visible: str | None, order: str | None, free: int | None
-) -> None:
-    install_nvml(machine, models=models)
-    assert nvml.free_memory_bytes(visible, order, 0) == free
+        install_nvml(machine, uuid_type=uuid_type, models=models)
+        assert nvml.free_memory_bytes(visible, order, index) == free
 
 
 def test_in_mig_mode_nvml_does_not_know_the_slice_that_cuda_uses(machine: Machine) -> None:

@@ -96,16 +96,6 @@ def test_a_device_class_requires_its_package_only_in_the_constructor(row: Row) -
         device_class(row.name)()
 
 
-@pytest.mark.parametrize("name", ["npu", "hpu", "sdaa", "mps"])  # the fakes have no graphs
-def test_without_graphs_there_is_none_and_captures_do_nothing(machine: Machine, name: str) -> None:
-    accelerator = install(machine, name)
-    graph = accelerator.create_graph()
-    assert graph is None
-    with accelerator.capture_to_graph(graph, pool=None, stream=None):
-        assert accelerator.is_current_stream_capturing() is False
-    accelerator.replay_graph(graph)
-
-
 def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
     class Vendor(device_class("npu")):  # type: ignore[misc]
         def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -238,13 +228,6 @@ def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: 
         accelerator.set_device(0)
     with pytest.raises(DeviceIndexError, match=f"mlu device {named} does not exist; the number of devices is 1"):
         accelerator.set_device(index)
-
-
-def test_fp8_support_is_that_of_the_device_module(machine: Machine) -> None:
-    machine.mlu()
-    assert device_class("mlu")().is_fp8_supported() is False
-    torch.mlu.is_fp8_supported = lambda including_emulation=True: including_emulation  # type: ignore[attr-defined]
-    assert device_class("mlu")().is_fp8_supported() is True
 
 
 def test_unpickling_without_the_package_is_an_error(machine: Machine) -> None:

@@ -70,6 +70,7 @@ REJECTED = [
     *(("acme", source(f"probe = staticmethod(lambda: {each})"), NO_REASON + each) for each in ("True", "False", "''")),
     ("acme", "class Plugin:\n    def is_available(self): return True", "not an accelerator: missing: "),
     ("acme", "class Plugin:\n    def is_available(self): return False", "no device is available"),
+    ("acme", "class Plugin:\n    def __init__(self): raise MemoryError('no room')", "MemoryError: no room"),
 ]
 
 

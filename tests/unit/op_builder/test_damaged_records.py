@@ -13,18 +13,15 @@ import torch
 import xxhash
 from torch.distributed import HashStore
 
-from accelerator.launch.output import Failure
-from op_builder import paths
 from op_builder.cache.__main__ import main
 from op_builder.cache.compare import nearest_miss
-from op_builder.cache.fingerprint import PlanKey, plan_key
+from op_builder.cache.fingerprint import PlanKey
 from op_builder.cache.headers import Header, Roots, SystemHeaders
 from op_builder.cache.manifest import MANIFEST, Manifest
-from op_builder.cache.store import Cache, Entry
-from op_builder.errors import CommunicationError, DamagedTensorError, LoadError
-from op_builder.load import loader, prebuilt
-from op_builder.load.prebuilt import Rejected, find_prebuilt, read_index
-from op_builder.ops.comm import hosts
+from op_builder.cache.store import Cache
+from op_builder.errors import CommunicationError, DamagedTensorError
+from op_builder.load import prebuilt
+from op_builder.load.prebuilt import read_index
 from op_builder.ops.comm.shared_memory_meeting import Meeting
 from op_builder.ops.io.safetensors_file import load_safetensors
 from op_builder.ops.io.safetensors_format import METADATA, encoded
@@ -34,7 +31,6 @@ from op_builder.system.memo import Memo
 from op_builder.system.records import OtherFormatError, RecordError, decode, encode, is_count, is_flag, is_text
 from tests.support import entries
 from tests.support.mutations import damaged, hostile
-from tests.support.small_ops import SmallBuilder
 
 COUNT = 300
 ROOTS = Roots({"include0": "/nowhere"})
@@ -148,30 +144,6 @@ def test_a_hostile_manifest_ends_no_command_and_no_search(tmp_path: Path, capsys
     assert Cache(tmp_path / "again").find(key, good.op, ROOTS) is None
 
 
-def test_an_op_whose_manifest_describes_a_header_is_a_load_error(small: SmallBuilder) -> None:
-    entry = entries.publish(small.cache)
-    entry = entry._replace(manifest=entry.manifest._replace(kind="header"))
-    with pytest.raises(LoadError, match="precompiled header"):
-        loader.open_entry(entry, small)
-
-
-def test_a_hostile_manifest_in_a_wheel_is_passed_over(
-    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = dict(plan_key(small.plan(), None, small.cache.memo).parts)
-    good = entries.manifest()._replace(op=small.name, artifact="small.so", key_parts=parts, needs={"GLIBC": "2.32"})
-    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [tmp_path / "package" / "_prebuilt"])
-    # One by one: the first that fits would end the search.
-    for text in sealed(good.to_json(), 15, 150):
-        root = tmp_path / "package" / "_prebuilt"
-        planted(root / "ops", iter([text]), good)
-        found = find_prebuilt(small)
-        assert not isinstance(found, Rejected) or found.reason.isprintable()
-        shutil.rmtree(root)
-    planted(root / "ops", iter([good.to_json()]), good)
-    assert isinstance(find_prebuilt(small), Entry)
-
-
 def test_a_damaged_index_of_a_wheel_is_one_error(tmp_path: Path) -> None:
     facts = {
         "op": "small",
@@ -236,17 +208,6 @@ def test_a_damaged_memo_is_worked_out_again_and_verify_reports_it(
     assert run(tmp_path, "--json", "verify") == 1
     assert json.loads(capsys.readouterr().out)["damaged"] == [str(file)]
     assert run(tmp_path, "verify") == 0
-
-
-def test_a_hostile_memo_gives_a_fact_of_the_expected_form(tmp_path: Path) -> None:
-    directory = tmp_path / "memo"
-    Memo(directory).get("compiler", FACT_SCHEMA, lambda: (FACT, [str(tmp_path)]))
-    (file,) = directory.iterdir()
-    for text in sealed(file.read_text(), 6):
-        file.write_text(text)
-        found = Memo(directory).get("compiler", FACT_SCHEMA, lambda: (FACT, []))
-        assert found.keys() == FACT.keys()
-        assert [type(value) for value in found.values()] == [str, str, bool]
 
 
 # Stored tensors -----------------------------------------------------------------------------
@@ -317,32 +278,3 @@ def test_a_damaged_record_of_a_meeting_is_one_error() -> None:
         store.set(f"{number}/1", variant)
         with pytest.raises(CommunicationError):
             Meeting(store, str(number), 2, 0, 5).exchange(-1, "")
-
-
-def test_a_damaged_record_of_a_group_is_one_error() -> None:
-    made = hosts.MadeGroups(HashStore(), 0)
-    mine = hosts.RankFacts("host", "", "auto")
-    hosts.exchange(made, 1, mine)
-    text = made.store.get("accel/0").decode()
-    for content in damaged(text.encode(), COUNT, 11):
-        made.store.set("accel/1", content.decode("latin-1"))
-        with pytest.raises(CommunicationError):
-            hosts.exchange(made, 2, mine)
-    for variant in sealed(text, 12):
-        made.store.set("accel/1", variant)
-        try:
-            hosts.exchange(made, 2, mine)
-        except CommunicationError:
-            continue
-
-
-# A launch -----------------------------------------------------------------------------------
-
-
-def test_a_damaged_report_of_a_failed_rank_is_output() -> None:
-    line = Failure(1, 0, "host", 12, 3, 1.5, "tail", "message").to_line()
-    mark, text = line.split("{", 1)
-    for content in damaged(f"{{{text}".encode(), COUNT, 13):
-        str(Failure.from_line(mark + content.decode("latin-1")))
-    for facts in hostile(json.loads(f"{{{text}"), COUNT, 14):
-        str(Failure.from_line(mark + json.dumps(facts)))

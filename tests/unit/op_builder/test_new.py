@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import __main__ as command
-from op_builder import new, paths
+from op_builder import new
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "my_ops"
 
@@ -49,16 +49,11 @@ def test_what_serves_other_devices_is_left_out(tmp_path: Path, devices: list[str
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["", "9x", "a b", "class", "Caps", "_x", "x_", "a-b", "a/b", "../up"])
+@pytest.mark.parametrize("name", ["", "9x", "class", "Caps", "_x", "a-b", "../up"])
 def test_a_name_that_python_or_a_builder_cannot_have_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(new.NewPackageError, match="cannot be the name of a package"):
         new.create(name, tmp_path / "it")
     assert not (tmp_path / "it").exists()
-
-
-def test_a_name_of_one_letter_is_valid(tmp_path: Path) -> None:
-    new.create("x", tmp_path / "it")
-    assert (tmp_path / "it" / "x" / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("name", ["torch", "json", "sys", "op_builder"])
@@ -74,32 +69,6 @@ def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(new.NewPackageError, match="exists"):
         new.create("fast_norm", tmp_path)
     assert not files(tmp_path)
-
-
-def test_a_name_longer_than_a_file_name_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(new.NewPackageError, match="cannot be written: File name too long"):
-        new.create("x", tmp_path / ("x" * 300))
-
-
-def test_nothing_is_left_where_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, written = Path.write_text, []
-
-    def full(path: Path, text: str, encoding: str) -> int:
-        written.append(path)
-        if len(written) == 4:
-            raise OSError(28, "No space left on device")
-        return write(path, text, encoding=encoding)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(new.NewPackageError, match="cannot be written: No space left on device"):
-        new.create("fast_norm", tmp_path / "it")
-    assert not (tmp_path / "it").exists()
-
-
-def test_the_build_backend_is_named_by_its_place(tmp_path: Path) -> None:
-    new.create("fast_norm", tmp_path / "it")
-    settings = (tmp_path / "it" / "pyproject.toml").read_text()
-    assert f'requires = ["accel-ops-build @ {(paths.native_root() / "build_tools").as_uri()}"]' in settings
 
 
 @pytest.mark.parametrize(

@@ -26,18 +26,6 @@ def vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
         del sys.modules[name]
 
 
-def test_project_root_holds_csrc() -> None:
-    assert (paths.native_root() / "csrc" / "bindings" / "stable_library.h").is_file()
-
-
-def test_relative_to_project_root() -> None:
-    assert paths.resolve("csrc/bindings/stable_library.h").is_file()
-
-
-def test_absolute_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert paths.resolve(tmp_path) == tmp_path
-
-
 def test_relative_to_the_package_of_the_class(vendor: type) -> None:
     assert paths.resolve("kernels/k.cpp", vendor).name == "k.cpp"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -40,12 +41,13 @@ def _scripts(tmp_path: Path) -> None:
     write_scripts(tmp_path)
 
 
+IS_LAUNCHER = re.compile(r"accelerator(\.launch|/launch/__main__)")
 LAUNCH = "launch --num_accelerators 1 --no_python touch started"
 
 
 @pytest.mark.parametrize(
     ("program", "redirection"),
-    [(LAUNCH, ">&-"), (LAUNCH, "2>&-"), (LAUNCH, "<&- >&- 2>&-"), ("report", "<&- >&- 2>&-")],
+    [(LAUNCH, "<&- >&- 2>&-"), ("report", "<&- >&- 2>&-")],
 )
 def test_closed_standard_streams_are_accepted(program: str, redirection: str, tmp_path: Path) -> None:
     """As a cron job or a daemon may close them."""
@@ -154,16 +156,6 @@ def test_output_is_relayed_and_written_to_the_log_directory(tmp_path: Path) -> N
             assert (tmp_path / "logs" / f"rank{rank}" / f"{name}.log").read_text() == f"{word} {rank}\n"
 
 
-def test_the_exit_status_is_that_of_the_first_failing_rank(tmp_path: Path) -> None:
-    done = launch([*TWO, "--grace_period", "5", "wait.py", "killed"], tmp_path)
-    assert done.returncode == 137, done.stderr
-    assert f") on {os.uname().nodename} ended by signal 9 (SIGKILL)" in done.stderr
-    assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
-    assert "accel-launch: rank 0" not in done.stderr
-    assert "torch/distributed" not in done.stderr, "torch reports the same"
-    assert "  | last words of the rank" in done.stderr
-
-
 def test_the_exception_in_an_error_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "recorded.py").write_text(
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -174,16 +166,15 @@ def test_the_exception_in_an_error_file_is_reported(tmp_path: Path) -> None:
     assert "RuntimeError: the cause of it" in done.stderr.partition("accel-launch: rank 0")[2].splitlines()[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_all_ranks_once_unless_nohup_ignores_it(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_reaches_all_ranks_once_unless_nohup_ignores_it(tmp_path: Path) -> None:
     with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(signal.SIGHUP)
-        started.process.send_signal(number)
-        assert started.end() == 128 + number, started.errors
-        assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
+        started.process.send_signal(signal.SIGINT)
+        assert started.end() == 130, started.errors
+        assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {"SIGINT"}
         assert left_of(started.mark) == []
-        assert f"{number.name}: the ranks of" in started.errors
+        assert "SIGINT: the ranks of" in started.errors
 
 
 def test_a_rank_may_clean_up_in_the_grace_period(tmp_path: Path) -> None:
@@ -208,11 +199,14 @@ def test_repeated_signals_do_not_prevent_a_launch_from_ending(tmp_path: Path) ->
         assert "Traceback" not in started.errors
 
 
-def test_the_other_ranks_are_ended_after_the_grace_period(tmp_path: Path) -> None:
-    with Started([*TWO, "--grace_period", "2", "wait.py", "one_fails"], tmp_path) as started:
-        assert started.end() == 3, started.errors
-        assert f") on {os.uname().nodename} ended with exit status 3" in started.errors
-        assert left_of(started.mark) == []
+def test_the_first_failing_rank_is_reported_and_the_others_end_after_the_grace_period(tmp_path: Path) -> None:
+    done = launch([*TWO, "--grace_period", "2", "wait.py", "one_fails"], tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
+    assert f") on {os.uname().nodename} ended with exit status 7" in done.stderr
+    assert "accel-launch: rank 0" not in done.stderr
+    assert "torch/distributed" not in done.stderr, "torch reports the same"
+    assert "  | last words of the rank" in done.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])
@@ -221,7 +215,7 @@ def test_no_process_outlives_a_killed_launcher(options: list[str], tmp_path: Pat
     with Started([*TWO, *options, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         lines = {process_id: command_line(process_id) for process_id in left_of(started.mark, 0)}
-        launchers = [number for number, line in lines.items() if "accelerator" in line and "child.py" not in line]
+        launchers = [number for number, line in lines.items() if IS_LAUNCHER.search(line)]
         assert len(launchers) == (2 if options else 1), lines
         for process_id in launchers:
             os.kill(process_id, signal.SIGKILL)

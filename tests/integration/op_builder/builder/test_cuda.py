@@ -28,7 +28,6 @@ from op_builder.errors import (
 )
 from op_builder.load import resolver
 from op_builder.load.availability import examine
-from op_builder.report.collect import op_row
 from op_builder.toolchains.compiler import find_cxx
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -98,13 +97,6 @@ class IncrementBuilder(CUDAOpBuilder):
         return self.flags
 
 
-class TorchIncrementBuilder(IncrementBuilder):
-    """The same on torch's C++ API."""
-
-    NAME = "torch_increment"
-    BINDING = Binding.TORCH
-
-
 @pytest.fixture(autouse=True)
 def archs() -> Iterator[None]:
     with env.scope(TORCH_CUDA_ARCH_LIST="9.0"):
@@ -164,17 +156,6 @@ def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(built_increment: 
     assert "libcudart" not in needed
 
 
-@cpu_torch_only
-def test_a_compiled_op_that_cannot_run_here_is_incompatible(built_increment: tuple[IncrementBuilder, Entry]) -> None:
-    increment, _ = built_increment
-    row = op_row(increment)
-    assert row.cached
-    assert not row.compatible
-    assert "build without CUDA" in row.reason
-    with pytest.raises(IncompatibleOpError, match="build without CUDA"):
-        increment.load()
-
-
 @pytest.mark.slow
 def test_the_binary_has_code_for_each_target_architecture(increment: IncrementBuilder) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0a+PTX"):
@@ -200,46 +181,6 @@ def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment:
     assert failed == {"torch with CUDA"}, "the toolkit itself works"
 
 
-@cpu_torch_only
-def test_a_cuda_op_on_torchs_cxx_api_needs_only_the_toolkit_to_be_compiled(increment: IncrementBuilder) -> None:
-    builder = TorchIncrementBuilder(increment.directory, increment.cache)
-    assert [failure.name for failure in examine(builder).failed] == ["torch with CUDA"]
-    with pytest.raises(IncompatibleOpError, match="build without CUDA"):
-        builder.load()
-
-
-HALVES = """#include <cuda_fp16.h>
-__global__ void add(__half2* pairs, __half* sums, float bias) {
-  const __half2 sum = pairs[0] + pairs[1];
-  sums[0] = sum.x + sum.y + __half(bias);
-}
-extern "C" void add_halves(void* pairs, void* sums) {
-  add<<<1, 1>>>(static_cast<__half2*>(pairs), static_cast<__half*>(sums), 1.0f);
-}
-"""
-
-
-class HalvesBuilder(CUDAOpBuilder):
-    """As builders written for DeepSpeed, it relies on the flags that its base class gives nvcc."""
-
-    NAME = "halves"
-
-    def __init__(self, directory: Path, cache: Cache) -> None:
-        super().__init__()
-        self.directory = directory
-        self.cache = cache  # type: ignore[misc]
-
-    def sources(self) -> list[str]:
-        return [str(self.directory / "halves.cu"), str(self.directory / "module.cpp")]
-
-
-@pytest.mark.slow
-def test_an_op_on_torchs_cxx_api_has_the_operators_of_half(tmp_path: Path, cache: Cache) -> None:
-    (tmp_path / "halves.cu").write_text(HALVES)
-    (tmp_path / "module.cpp").write_text("#include <torch/extension.h>\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n")
-    assert compiled(HalvesBuilder(tmp_path, cache)).artifact.exists()
-
-
 def test_a_misspelt_architecture_is_an_error_that_names_the_variable(increment: IncrementBuilder) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST="9.0;Hoper"):
         assert "TORCH_CUDA_ARCH_LIST='9.0;Hoper'" in reasons(increment)
@@ -254,37 +195,6 @@ def test_an_undefined_symbol_is_a_load_error(tmp_path: Path, cache: Cache) -> No
         compiled(builder)
     assert caught.value.remedy
     assert cache.entries() == []
-
-
-@pytest.mark.slow
-def test_symbols_of_a_library_that_the_op_links_are_known(tmp_path: Path, cache: Cache) -> None:
-    kernel = KERNEL.replace("namespace {", "#include <omp.h>\nnamespace {", 1)
-    builder = make_increment(tmp_path / "op", cache, kernel.replace("threads = 256", "threads = omp_get_max_threads()"))
-    builder.extra_ldflags = lambda: ["-fopenmp"]  # type: ignore[method-assign]
-    assert compiled(builder).manifest.kind == "accel"
-
-
-@pytest.mark.slow
-def test_a_directory_with_spaces_and_commas_compiles(tmp_path: Path, cache: Cache) -> None:
-    entry = compiled(make_increment(tmp_path / "my ops, new", cache))
-    assert b"my ops, new" not in entry.artifact.read_bytes()
-
-
-@cpu_torch_only
-def test_two_builds_of_one_source_are_equal(built_increment: tuple[IncrementBuilder, Entry], tmp_path: Path) -> None:
-    increment, first = built_increment
-    again = compiled(IncrementBuilder(increment.directory, Cache(tmp_path / "other")))
-    assert again.artifact.read_bytes() == first.artifact.read_bytes()
-
-
-@pytest.mark.slow
-def test_nvcc_gets_the_compiler_without_launcher_and_flags(increment: IncrementBuilder, tmp_path: Path) -> None:
-    launcher = tmp_path / "launcher"
-    launcher.write_text('#!/bin/sh\nexec "$@"\n')
-    launcher.chmod(0o755)
-    with env.scope(CXX=f"{launcher} g++ -m64"):
-        assert not [failure for failure in examine(increment).failed if failure.name == "nvcc"]
-        assert machine_code(compiled(increment)) == {"sm_90"}
 
 
 def test_clang_of_ziglang_is_refused_as_the_host_compiler(
@@ -360,11 +270,6 @@ def test_bfloat16_is_enabled_when_every_architecture_knows_it(
     assert increment.enable_bf16 is known
 
 
-def test_architectures_given_by_the_caller_replace_those_of_the_variable(increment: IncrementBuilder) -> None:
-    assert increment.compute_capability_args(cross_compile_archs="8.0") == ["-gencode=arch=compute_80,code=sm_80"]
-    assert increment.compute_capability_args() == ["-gencode=arch=compute_90,code=sm_90"]
-
-
 @pytest.mark.parametrize(
     ("flags", "own"),
     [
@@ -384,15 +289,6 @@ def test_architecture_flags_of_the_builder_stand_alone(
     increment.flags = flags
     assert increment.names_own_archs() is own
     assert increment.plan().cuda_archs == (() if own else ("9.0",))
-
-
-def test_the_capability_is_that_of_a_device_in_use(
-    increment: IncrementBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8 + index, 6))
-    for is_used, major in ((False, None), (True, 8)):
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda is_used=is_used: is_used)
-        assert increment.cuda_capability_major() == major
 
 
 def test_the_toolkits_version_and_its_default_architectures() -> None:
@@ -430,3 +326,10 @@ def test_the_extension_of_a_cuda_op_holds_the_plans_flags(increment: IncrementBu
     assert set(plan.nvcc_flags) <= set(extension.extra_compile_args["nvcc"])
     assert "-gencode=arch=compute_90,code=sm_90" in extension.extra_compile_args["nvcc"]
     assert any(Path(name, "cuda_runtime.h").is_file() for name in extension.include_dirs)
+
+
+@cpu_torch_only
+def test_two_builds_of_one_source_are_equal(built_increment: tuple[IncrementBuilder, Entry], tmp_path: Path) -> None:
+    increment, first = built_increment
+    again = compiled(IncrementBuilder(increment.directory, Cache(tmp_path / "other")))
+    assert again.artifact.read_bytes() == first.artifact.read_bytes()

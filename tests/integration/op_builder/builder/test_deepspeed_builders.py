@@ -7,11 +7,9 @@ import shutil
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from op_builder import env
 from op_builder.builder.base import CPUOpBuilder
 from op_builder.errors import LoadError
 from op_builder.report.collect import op_row
@@ -91,41 +89,6 @@ def test_is_compatible_may_use_cpp_extension_without_its_import(tmp_path: Path) 
     """
     done = run_python(textwrap.dedent(code), tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_builder_with_its_own_load_and_no_source_is_compatible() -> None:
-    class OwnBuilder(CPUOpBuilder):
-        NAME = "own"
-
-        def sources(self) -> list[str]:
-            return []
-
-        def load(self, verbose: bool = True) -> Any:  # noqa: ARG002
-            return "loaded"
-
-    assert OwnBuilder().is_compatible()
-    with env.scope(ACCEL_JIT="0"):
-        assert op_row(OwnBuilder()).compatible
-
-
-def test_its_own_is_compatible_is_asked_only_for_its_own_reasons() -> None:
-    class Picky(AnswerBuilder):
-        def is_compatible(self, verbose: bool = False) -> bool:
-            self.warning("not on this machine")
-            return super().is_compatible(verbose) and False
-
-    class Content(AnswerBuilder):
-        def load_checks(self) -> Any:
-            from op_builder.system.outcomes import Failed
-
-            return [Failed("device", "there is none", "")]
-
-        def is_compatible(self, verbose: bool = False) -> bool:
-            return super().is_compatible(verbose)
-
-    assert Picky().own_rejection() == "not on this machine"
-    assert Content().own_rejection() is None
-    assert not Content().is_compatible()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")

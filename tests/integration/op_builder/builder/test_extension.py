@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 
 from op_builder import env
 from op_builder.cache.store import Cache
-from op_builder.errors import AccelError
 from op_builder.plan import ENTRY_POINT
 from tests.support.foreign_package import ROOT, write_package
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
@@ -31,44 +29,6 @@ def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monk
     assert extension.extra_link_args == ["-lm"]
     assert {str(path) for path in plan.include_dirs} <= set(extension.include_dirs)
     assert "torch_python" not in extension.libraries, "a Stable-ABI op depends on no Python"
-
-
-def test_sources_below_the_current_directory_are_named_relative_to_it(
-    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(small.directory)
-    assert small.builder().sources == ["small.cpp"]
-
-
-@pytest.mark.slow
-def test_setuptools_builds_an_extension_that_loads_and_works(small: SmallBuilder) -> None:
-    (small.directory / "setup.py").write_text(
-        textwrap.dedent("""
-            from pathlib import Path
-            from setuptools import setup
-            from torch.utils.cpp_extension import BuildExtension
-            from tests.support.small_ops import SmallBuilder
-            from op_builder.cache.store import Cache
-
-            builder = SmallBuilder(Path.cwd(), Cache(Path("cache")))
-            setup(name="small", ext_modules=[builder.builder()], cmdclass={"build_ext": BuildExtension})
-        """)
-    )
-    path = f"{ROOT}:{Path(__file__).parent}"
-    done = subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "--build-lib", "built"],
-        cwd=small.directory,
-        env=env.child_environment(PYTHONPATH=path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (binary,) = (small.directory / "built").rglob("*.so")
-    assert binary.name == "small.abi3.so"
-    x = torch.zeros(3)
-    opened(binary, "accel_test_setuptools").add_(x)
-    assert x.tolist() == [1.0] * 3
 
 
 def opened(binary: Path, namespace: str) -> Any:
@@ -161,14 +121,3 @@ def test_links_follow_moved_sources_and_keep_equal_names_apart(
             source.path.read_text() for source in small.plan().sources
         ]
         assert len(set(names)) == 2
-
-
-def test_a_failed_link_is_an_error_with_the_directory(
-    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    Path("build").write_text("a file")
-    with pytest.raises(AccelError, match="are outside the project") as caught:
-        small.builder()
-    assert str(small.directory) in caught.value.message

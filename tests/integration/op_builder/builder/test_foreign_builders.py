@@ -119,13 +119,6 @@ class NeedyBuilder(PlainBuilder):
             self.warning("needs libacme; install the acme-dev package")
             return False
         return super().is_compatible(verbose)
-
-
-class SilentBuilder(PlainBuilder):
-    NAME = "silent"
-
-    def is_compatible(self, verbose=False):
-        return False
 """
 
 # Python.h alone.
@@ -246,27 +239,6 @@ def test_a_plain_cpython_module_loads_and_the_second_load_hits(vendor: Any, tmp_
     loads_again_without_compiler(vendor.PlainBuilder, tmp_path, "assert op.add(2.0) == 3.0")
 
 
-def test_an_edited_python_module_and_the_old_one_work_together(vendor: Any, tmp_path: Path) -> None:
-    one = vendor.PlainBuilder().load()
-    (tmp_path / "vendor_ops" / "csrc" / "includes" / "amount.h").write_text("#define AMOUNT 40.0\n")
-    other = vendor.PlainBuilder().load()
-    assert (one.add(2.0), other.add(2.0)) == (3.0, 42.0)
-
-
-def test_a_stable_library_and_a_python_module_load_together(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.StableBuilder()
-    op = builder.load()
-    assert op is torch.ops.acme_stable
-    x = torch.zeros(5)
-    op.add_(x)
-    assert x.tolist() == [1.0] * 5
-    assert kind(builder) == "torch_library"
-    assert vendor.PlainBuilder().load().add(0.0) == 1.0
-    assert vendor.StableBuilder().load() is op
-    check = "x = torch.zeros(2); op.add_(x); assert x.tolist() == [1, 1]"
-    loads_again_without_compiler(vendor.StableBuilder, tmp_path, check)
-
-
 @pytest.mark.slow
 def test_a_torch_library_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
     builder = vendor.LibraryBuilder()
@@ -299,52 +271,29 @@ import torch
 from op_builder.errors import LoadError
 from vendor_ops.builders import foreign
 
-before = foreign.{builder}().load()
+before = foreign.StableBuilder().load()
+assert before is torch.ops.acme_stable
 Path({header!r}).write_text("#define AMOUNT 5.0f\\n")
 try:
-    foreign.{builder}().load()
+    foreign.StableBuilder().load()
 except LoadError as error:
     print(error)
 else:
     print("loaded twice")
-{still_works}
+x = torch.zeros(1)
+before.add_(x)
+assert x.item() == 1
 print("alive")
 """
 
 
-@pytest.mark.parametrize(
-    ("builder", "namespace", "still_works"),
-    [
-        ("LibraryBuilder", "acme_library", "assert before.add(torch.zeros(1)).item() == 1"),
-        ("StableBuilder", "acme_stable", "x = torch.zeros(1); before.add_(x); assert x.item() == 1"),
-    ],
-)
 @pytest.mark.slow
-def test_an_edited_library_with_the_same_namespace_is_refused(
-    vendor: Any, tmp_path: Path, builder: str, namespace: str, still_works: str
-) -> None:
+def test_an_edited_library_with_the_same_namespace_is_refused(vendor: Any, tmp_path: Path) -> None:
     header = Path(vendor.__file__).parents[1] / "csrc" / "includes" / "amount.h"
-    code = EDIT_AND_LOAD.format(builder=builder, header=str(header), still_works=still_works)
-    done = run_python(code, tmp_path)
+    done = run_python(EDIT_AND_LOAD.format(header=str(header)), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"namespace {namespace}" in done.stdout
+    assert "namespace acme_stable" in done.stdout
     assert "Restart Python" in done.stdout
-    assert done.stdout.endswith("alive\n")
-
-
-@pytest.mark.slow
-def test_a_module_that_also_registers_torch_ops_is_refused_when_edited(vendor: Any, tmp_path: Path) -> None:
-    source = Path(vendor.__file__).parents[1] / "csrc" / "plain" / "plain.c.cpp"
-    source.write_text(PLAIN + STABLE.replace("acme_stable", "acme_both"))
-    header = Path(vendor.__file__).parents[1] / "csrc" / "includes" / "amount.h"
-    code = EDIT_AND_LOAD.format(
-        builder="PlainBuilder",
-        header=str(header),
-        still_works="assert before.add(1.0) == 2.0; torch.ops.acme_both.add_",
-    )
-    done = run_python(code, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "namespace acme_both" in done.stdout
     assert done.stdout.endswith("alive\n")
 
 
@@ -357,12 +306,6 @@ def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog
         vendor.NeedyBuilder().load()
     assert "needs libacme" in caplog.text
     assert builder.cache.entries() == []
-
-
-def test_a_builder_without_a_reason_is_reported(vendor: Any) -> None:
-    assert "no reason" in op_row(vendor.SilentBuilder()).reason
-    with pytest.raises(IncompatibleOpError, match="no reason"):
-        vendor.SilentBuilder().load()
 
 
 def test_a_builder_whose_methods_raise_is_reported() -> None:
@@ -421,14 +364,3 @@ def test_sources_are_found_from_the_root_of_the_package_at_any_depth(tmp_path: P
     with importable(tmp_path, "deep_ops"):
         builder = load_module("deep_ops.builders.cpu.extra.foreign").PlainBuilder()
         assert builder.load().add(1.0) == 2.0
-
-
-def test_a_packages_own_csrc_comes_before_the_projects(tmp_path: Path) -> None:
-    files = {
-        "builders.py": BUILDERS.replace('"csrc/includes"', '"csrc"').replace("vendor_ops.", "own_ops."),
-        "csrc/plain/plain.c.cpp": PLAIN,
-        "csrc/amount.h": "#define AMOUNT 1.0f\n",
-    }
-    write_package(tmp_path, "own_ops", files)
-    with importable(tmp_path, "own_ops"):
-        assert load_module("own_ops.builders").PlainBuilder().load().add(1.0) == 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ import torch
 
 import op_builder
 from op_builder import Binding, env
-from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, load_inline
-from op_builder.errors import AccelError, CompileError, IncompatibleOpError
+from op_builder.builder.inline import GivenBuilder, load_inline
+from op_builder.errors import AccelError, CompileError
 from tests.support.foreign_package import ROOT, run_python
 
 # Texts without torch's headers, which take half a minute to compile.
@@ -45,11 +44,6 @@ def test_text_with_its_own_binding_is_compiled_unchanged(flags: list[str]) -> No
     assert op_builder.load_inline("plain", module("plain"), extra_cflags=flags).value() == 7
 
 
-def test_a_flag_with_quotes_is_not_split() -> None:
-    text = module("quoted").replace("VALUE", "sizeof(TEXT)")
-    assert load_inline("quoted", text, extra_cflags=['-DTEXT="a -b"']).value() == 5
-
-
 @pytest.mark.parametrize("name", ["json", "os"])
 def test_a_module_never_replaces_another_one_of_its_name(name: str) -> None:
     before = importlib.import_module(name)
@@ -61,13 +55,6 @@ def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> Non
     first = load_inline("again", module("again"), extra_cflags=["-DVALUE=1"])
     assert load_inline("again", module("again"), extra_cflags=["-DVALUE=1"]) is first
     second = load_inline("again", module("again").replace("VALUE", "2"))
-    assert (first.value(), second.value()) == (1, 2)
-
-
-@pytest.mark.slow
-def test_a_changed_pybind11_module_is_another_module_in_the_same_process() -> None:
-    text = '#include <pybind11/pybind11.h>\nPYBIND11_MODULE(edited, m) { m.def("value", [] { return VALUE; }); }'
-    first, second = (load_inline("edited", text, extra_cflags=["-O0", f"-DVALUE={value}"]) for value in (1, 2))
     assert (first.value(), second.value()) == (1, 2)
 
 
@@ -97,17 +84,6 @@ def test_own_headers_are_found_from_the_current_directory(tmp_path: Path, monkey
     assert load_inline("headed", text, extra_include_paths=["include"]).value() == 12
 
 
-def test_a_stable_library_in_text() -> None:
-    text = """
-        #include <torch/csrc/stable/library.h>
-        #include <torch/csrc/stable/tensor.h>
-        static int64_t three() { return 3; }
-        STABLE_TORCH_LIBRARY(inline_stable, m) { m.def("three() -> int"); }
-        STABLE_TORCH_LIBRARY_IMPL(inline_stable, CompositeExplicitAutograd, m) { m.impl("three", TORCH_BOX(&three)); }
-    """
-    assert load_inline("stable", text).three() == 3
-
-
 def test_a_stable_library_with_a_namespace_of_its_own() -> None:
     page = (ROOT / "docs" / "extending.md").read_text()
     example = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
@@ -121,20 +97,13 @@ def test_a_stable_library_with_a_namespace_of_its_own() -> None:
     ("arguments", "message"),
     [
         ({"name": "no-name"}, "name is 'no-name', which is not a valid op name"),
-        ({"name": "a/b"}, "name is 'a/b'"),
         ({"name": "café"}, "Use ASCII letters"),
-        ({"name": "x" * 300}, "at most 128 characters"),
-        ({"name": None}, "name is None"),
         ({"name": "class"}, "'class' is not a valid name"),
-        ({"functions": "f()"}, r"'f\(\)' is not a valid name"),
         ({"functions": [1]}, r"functions is \[1\], which is not a list of strings"),
         ({"cpp_sources": ""}, "no text"),
-        ({"cpp_sources": ["", "\n"]}, "no text"),
         ({"cpp_sources": None}, "cpp_sources is None"),
         ({"extra_cflags": "-O2"}, "extra_cflags is '-O2', which is not a list"),
-        ({"extra_cuda_cflags": None}, "extra_cuda_cflags is None"),
         ({"extra_ldflags": [b"-lm"]}, r"extra_ldflags is \[b'-lm'\]"),
-        ({"extra_include_paths": "include"}, "extra_include_paths is 'include'"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
@@ -153,14 +122,6 @@ def test_a_builders_method_that_returns_no_list_is_named(method: str, value: obj
         builder.plan()
 
 
-@pytest.mark.parametrize(("attribute", "value"), [("name", "a/b"), ("absolute_name", lambda: "pkg.a-b")])
-def test_a_builders_invalid_name_is_refused(attribute: str, value: object) -> None:
-    builder = GivenBuilder("wrong", {"wrong.cpp": "int x;"})
-    setattr(builder, attribute, value)
-    with pytest.raises(AccelError, match="is not a valid op name"):
-        builder.plan()
-
-
 def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
     text = "// déjà vu\n" + module("accents")
     load = f"load_inline('accents', {text!a}, extra_cflags=['-DVALUE=4'])"
@@ -169,40 +130,23 @@ def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
     assert done.stdout.strip() == "4"
 
 
-def test_setuptools_cannot_build_text() -> None:
-    with pytest.raises(AccelError, match=r"has sources without files \(placed\.cpp\)"):
-        GivenBuilder("placed", {"placed.cpp": "int x;"}).builder()
-
-
-def test_a_text_named_with_a_directory_is_refused() -> None:
-    builder = GivenBuilder("placed", {"../placed.cpp": "int x;"})
-    with pytest.raises(AccelError, match="not a plain file name"):
-        builder.plan()
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-@pytest.mark.skipif(torch.version.cuda is not None, reason="test_cuda_text_runs runs it")
-def test_loading_cuda_text_without_a_device_is_refused() -> None:
-    from op_builder.engine.commands import build_commands
-    from op_builder.load.resolver import Request
-
-    builder = GivenCUDABuilder("gpu", {"gpu.cu": "__global__ void set(int* x) { *x = 1; }\n"})
-    request = Request.of(builder)
-    assert request.toolset is not None
-    assert "gpu.cu" in build_commands(request.plan, request.toolset).compile_steps[0].command
-    with pytest.raises(IncompatibleOpError, match="without CUDA"):
-        builder.load()
-
-
 @pytest.mark.slow
-def test_functions_are_bound_with_their_docstrings() -> None:
-    twice = 'torch::Tensor twice(torch::Tensor x) { TORCH_CHECK(x.dim() < 3, "too deep"); return x * 2; }'
+def test_functions_are_bound_with_their_docstrings_and_torchs_handling_of_errors() -> None:
+    twice = """
+        torch::Tensor twice(torch::Tensor x) {
+          TORCH_CHECK_INDEX(x.dim() < 3, "too deep");
+          if (x.dim() == 2) TORCH_WARN("an odd ", 2);
+          return x * 2;
+        }
+    """
     documentation = 'Twice "x",\nor \\ of 3.'
     ops = load_inline("bound", twice, functions={"twice": documentation})
     assert torch.equal(ops.twice(torch.ones(3)), torch.full((3,), 2.0))
     assert documentation in ops.twice.__doc__
-    with pytest.raises(RuntimeError, match="too deep"):
+    with pytest.raises(IndexError, match="too deep"):
         ops.twice(torch.ones(1, 1, 1))
+    with pytest.warns(UserWarning, match="an odd 2"):
+        ops.twice(torch.ones(1, 1))
 
 
 @pytest.mark.cuda

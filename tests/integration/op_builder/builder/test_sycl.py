@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,16 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.cache.eviction import leftovers, remove
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import CompileError, IncompatibleOpError, LoadError
 from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.system.outcomes import Failed, failures
 from op_builder.system.process import run
-from op_builder.system.torch_install import torch_install
 from op_builder.toolchains import sycl_runtime
-from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in, runtime_variables
+from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_variables
 from tests.support.entries import edit_record
 from tests.support.sycl_ops import (
     KERNEL,
-    PLAIN_BINDING,
-    PLAIN_KERNEL,
     XPU_BINDING,
     ScaleBuilder,
     needs_runtime,
@@ -64,22 +59,6 @@ def test_a_cpu_tensor_is_changed_in_place_when_the_call_returns(op: Any, dtype: 
     assert x.data_ptr() == address
 
 
-def test_many_threads_may_call_at_once(op: Any) -> None:
-    tensors = [torch.full((10_001,), float(index)) for index in range(16)]
-
-    def call(x: torch.Tensor) -> None:
-        for _ in range(50):
-            op.scale_(x, 2.0)
-            op.scale_(x, 0.5)
-
-    threads = [threading.Thread(target=call, args=(x,)) for x in tensors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert all(torch.equal(x, torch.full((10_001,), float(index))) for index, x in enumerate(tensors))
-
-
 def test_kernels_are_compiled_by_the_build_kept_and_used_by_threads_at_once(place: Path) -> None:
     kept = sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin"))
     assert kept
@@ -93,29 +72,6 @@ def test_kernels_are_compiled_by_the_build_kept_and_used_by_threads_at_once(plac
     done = run_with_op(place, code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     assert sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin")) == kept
-
-
-def test_a_directory_of_kernels_that_the_user_names_is_kept(tmp_path: Path) -> None:
-    with env.scope(SYCL_CACHE_DIR=str(tmp_path / "mine")):
-        assert "SYCL_CACHE_DIR" not in runtime_variables(None, tmp_path)
-
-
-@pytest.mark.usefixtures("op")
-def test_a_child_process_keeps_kernels_in_its_own_cache(tmp_path: Path) -> None:
-    """Not in the one of which its parent has opened an op; a user's own directory stays his there, too."""
-    code = "import sys, pathlib; from op_builder.toolchains.sycl_runtime import runtime_variables"
-    command = [
-        sys.executable,
-        "-c",
-        f"{code}; print(runtime_variables(None, pathlib.Path(sys.argv[1])))",
-        str(tmp_path),
-    ]
-    assert "SYCL_CACHE_DIR" in env.child_environment()
-    inherited = ast.literal_eval(run(command, environment=env.child_environment()).output)
-    assert inherited["SYCL_CACHE_DIR"] == str(tmp_path)
-    named = ast.literal_eval(run(command, environment=env.child_environment(SYCL_CACHE_DIR="/mine")).output)
-    assert "SYCL_CACHE_DIR" not in named
-    assert "SYCL_CACHE_PERSISTENT" in named
 
 
 def zero_half_of_each(kernels: list[Path]) -> None:
@@ -136,21 +92,6 @@ def test_a_damaged_kernel_is_compiled_again_and_kept(place: Path, tmp_path: Path
     kept = list((tmp_path / "cache" / "v1" / "sycl_kernels").rglob("0.bin"))
     assert kept
     assert all(path.read_bytes() != damaged.get(path) for path in kept)
-
-
-def test_an_error_about_a_damaged_kernel_names_its_directory(place: Path, tmp_path: Path) -> None:
-    write_scale(tmp_path / "op")
-    shutil.copytree(place / "cache", tmp_path / "cache")
-    code = """
-        op.scale_(torch.ones(3, dtype=torch.float64), 2.0)
-        for path in (directory / "cache" / "v1" / "sycl_kernels").rglob("0.bin"):
-            path.write_bytes(path.read_bytes()[:999] + bytes(path.stat().st_size - 999))
-        os.environ["SYCL_CACHE_DIR"] = "/nowhere"  # the runtime has read it and keeps its value
-        op.scale_(torch.ones(3), 2.0)
-    """
-    done = run_with_op(tmp_path, code)
-    assert "the compiled kernel tests::scale<float> that is kept in /nowhere, which may be damaged" in done.stderr
-    assert "Remove what is in that directory." in done.stderr
 
 
 def test_the_manifest_has_the_needed_runtime_and_the_kernel_check(place: Path) -> None:
@@ -211,14 +152,6 @@ def test_an_error_in_a_kernel_names_its_file_and_line(tmp_path: Path) -> None:
     assert Cache(tmp_path / "cache").entries("sycl_scale") == []
 
 
-def test_a_kernel_without_template_parameters_works(tmp_path: Path) -> None:
-    write_scale(tmp_path / "op", kernel=PLAIN_KERNEL, binding=PLAIN_BINDING)
-    plain = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
-    x = torch.arange(5.0)
-    plain.scale_(x, 3.0)
-    assert x.tolist() == [0.0, 3.0, 6.0, 9.0, 12.0]
-
-
 def test_an_edited_header_of_a_kernel_is_another_build(tmp_path: Path, op: Any) -> None:
     write_scale(tmp_path / "op", factor="10.0f")
     tenfold = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
@@ -234,14 +167,6 @@ def test_a_missing_device_is_an_error(place: Path) -> None:
     assert done.returncode != 0
     assert "has no CPU device that accepts kernels; devices: none" in done.stderr
     assert "pip install intel-opencl-rt" in done.stderr
-
-
-def test_the_driver_that_the_user_names_is_kept(place: Path) -> None:
-    runtime = find_runtime()
-    assert runtime is not None
-    named = f"{runtime.opencl_cpu}:/nowhere/libnothing.so"
-    done = run_with_op(place, 'print(os.environ["OCL_ICD_FILENAMES"])', OCL_ICD_FILENAMES=named)
-    assert done.stdout == f"{named}\n", done.stderr
 
 
 def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,50 +192,6 @@ def test_the_build_command_compiles_every_kernel_ahead(place: Path) -> None:
     assert sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin")) == kept
 
 
-def test_the_build_command_reports_kernels_that_were_not_compiled(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from op_builder import build
-
-    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
-    monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder)
-    with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
-        assert build.main(["sycl_scale", "--json"]) == 0
-        (op,) = json.loads(capsys.readouterr().out)["ops"]
-        assert build.main(["sycl_scale"]) == 0
-    assert (op["status"], op["path"] != "") == ("cached", True)
-    assert op["message"].startswith("kernels not compiled: No SYCL CPU device was found; devices: none")
-    assert "kernels not compiled: No SYCL CPU device was found" in " ".join(capsys.readouterr().out.split())
-
-
-def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    kernel = cache.writable_dir("sycl_kernels") / "17496268137597499485" / "6255552099019086948"
-    kernel.mkdir(parents=True)
-    (kernel / "0.bin").write_bytes(bytes(1000))
-    assert [item.path for item in leftovers(cache)] == [kernel]
-    assert remove(cache, leftovers(cache)) == 1000
-    assert not kernel.exists()
-
-
-def test_a_missing_kernel_compiler_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = find_runtime()
-    assert runtime is not None
-    prefix = tmp_path / "prefix"
-    for name in (f"lib/{runtime.soname}", "include/sycl"):
-        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
-        (prefix / name).symlink_to(runtime.prefix / name)
-    monkeypatch.setattr("op_builder.toolchains.sycl.find_runtime", lambda: runtime_in(prefix))
-    write_scale(tmp_path / "op")
-    failed = failures(ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).build_checks())
-    assert [(failure.name, "libsycl-jit.so" in failure.reason) for failure in failed] == [("SYCL toolchain", True)]
-
-
-def test_a_binary_for_another_release_of_the_runtime_is_not_opened(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"libsycl\.so\.5"):
-        open_runtime(tmp_path, "libsycl.so.5")
-
-
 @pytest.mark.parametrize("name", ["libsycl.so.8.0.0", "libsycl.so.90.0.0", "libsycl-preview.so.9.0.0"])
 def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(sycl_runtime, "opened_runtimes", lambda: [f"/elsewhere/lib/{name}"])
@@ -330,47 +211,6 @@ def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
     found = find_prebuilt(builder)
     assert isinstance(found, Rejected)
     assert found.reason.startswith("it needs libsycl.so.5, the installed SYCL runtime is ")
-
-
-def test_the_memory_map_names_each_runtime_once() -> None:
-    lines = [
-        "7f00-7f01 r-xp 00000000 08:01 123 /opt/x/lib/libsycl.so.9.0.0\n",
-        "7f01-7f02 r--p 00000000 08:01 123 /opt/x/lib/libsycl.so.9.0.0\n",
-        "7f02-7f03 r-xp 00000000 08:01 124 /opt/x/lib/libsycl-jit.so.23.1\n",
-        "7f03-7f04 rw-p 00000000 00:00 0 \n",
-        "7f04-7f05 r-xp 00000000 08:01 125    /home/a user/lib/libsycl.so.8.0.0 (deleted)\n",
-        "7f05-7f06 r-xp 00000000 08:01 126    /opt/y/lib/libsycl-preview.so.9.0.0\n",
-    ]
-    assert sycl_runtime.matching_libraries(lines) == [
-        "/opt/x/lib/libsycl.so.9.0.0",
-        "/home/a user/lib/libsycl.so.8.0.0",
-        "/opt/y/lib/libsycl-preview.so.9.0.0",
-    ]
-
-
-@pytest.mark.parametrize("root", ["/pytorch/torch", "/torch", "/var/task/torch"])
-def test_a_torch_in_a_shallow_directory_is_no_prefix_of_a_runtime(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
-    usual = find_runtime()
-    install = torch_install()._replace(root=Path(root))
-    monkeypatch.setattr(sycl_runtime, "torch_install", lambda: install)
-    assert find_runtime() == usual
-    monkeypatch.setattr(sycl_runtime, "torch_install", lambda: install._replace(xpu="20250302"))
-    assert find_runtime() is None
-
-
-CANNOT_BUILD = """
-extern "C" bool can_build(const void*, int)
-    asm("_ZN4sycl3_V16device20ext_oneapi_can_buildENS0_3ext6oneapi12experimental15source_languageE");
-extern "C" bool can_build(const void*, int) { return false; }
-"""
-
-
-def test_a_device_without_a_kernel_compiler_is_not_a_missing_device(place: Path, tmp_path: Path) -> None:
-    library = library_to_preload(CANNOT_BUILD, tmp_path)
-    done = run_with_op(place, "op.scale_(torch.ones(3), 2.0)", LD_PRELOAD=str(library))
-    assert "The SYCL runtime cannot compile kernels for " in done.stderr
-    assert "libsycl-jit is missing, cannot be opened, or is older" in done.stderr
-    assert "no SYCL CPU device" not in done.stderr
 
 
 def test_a_broken_kernel_compiler_is_in_checks_and_report(
@@ -441,6 +281,34 @@ def test_a_device_without_a_type_runs_only_the_other_kernels(place: Path, tmp_pa
     assert "Kernel tests::scale<::sycl::half> computes in half (fp16)" in done.stdout
 
 
+def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
+    write_scale(tmp_path / "op")
+
+    class Whole(ScaleBuilder):
+        def kernel_sources(self) -> list[str]:
+            return []
+
+    outcomes = Whole(tmp_path / "op", Cache(tmp_path / "cache")).build_checks()
+    failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    assert [failure.name for failure in failed] == ["SYCL toolchain"]
+    assert failed[0].reason.startswith("icpx: ")
+
+
+def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
+    from op_builder.report.render import sycl_rows
+    from op_builder.report.sycl import sycl_facts
+
+    facts = json.loads(json.dumps(sycl_facts(Cache(tmp_path))))
+    chosen = {found["name"]: found["chosen"] for found in facts["toolchains"]}
+    assert chosen == {"icpx": False, "ipex": False, "sycl-rtc": True}
+    assert all(found["reason"] and found["remedy"] for found in facts["toolchains"] if not found["accepted"])
+    assert [device["kind"] for device in facts["devices"]] == ["cpu"]
+    assert facts["kernel_compiler"]["devices"] == [facts["devices"][0]["name"]]
+    shown = {name: str(value) for name, value in sycl_rows(facts)}
+    assert shown["sycl-rtc"].startswith("selected: libsycl ")
+    assert facts["devices"][0]["driver"] in shown["device (cpu)"]
+
+
 LACK = """
 #include <cstddef>
 #include <vector>
@@ -471,38 +339,48 @@ def test_a_launch_that_the_device_does_not_support_is_an_error(place: Path, tmp_
     assert re.search(r"rms_norm<float, float, false> works by sub-groups of 16 work-items, which .* does", done.stdout)
 
 
-def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
-    write_scale(tmp_path / "op")
-
-    class Whole(ScaleBuilder):
-        def kernel_sources(self) -> list[str]:
-            return []
-
-    outcomes = Whole(tmp_path / "op", Cache(tmp_path / "cache")).build_checks()
-    failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
-    assert [failure.name for failure in failed] == ["SYCL toolchain"]
-    assert failed[0].reason.startswith("icpx: ")
+def test_a_directory_of_kernels_that_the_user_names_is_kept(tmp_path: Path) -> None:
+    with env.scope(SYCL_CACHE_DIR=str(tmp_path / "mine")):
+        assert "SYCL_CACHE_DIR" not in runtime_variables(None, tmp_path)
 
 
-def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
-    from op_builder.report.render import sycl_rows
-    from op_builder.report.sycl import sycl_facts
-
-    facts = json.loads(json.dumps(sycl_facts(Cache(tmp_path))))
-    chosen = {found["name"]: found["chosen"] for found in facts["toolchains"]}
-    assert chosen == {"icpx": False, "ipex": False, "sycl-rtc": True}
-    assert all(found["reason"] and found["remedy"] for found in facts["toolchains"] if not found["accepted"])
-    assert [device["kind"] for device in facts["devices"]] == ["cpu"]
-    assert facts["kernel_compiler"]["devices"] == [facts["devices"][0]["name"]]
-    shown = {name: str(value) for name, value in sycl_rows(facts)}
-    assert shown["sycl-rtc"].startswith("selected: libsycl ")
-    assert facts["devices"][0]["driver"] in shown["device (cpu)"]
+def test_the_driver_that_the_user_names_is_kept(place: Path) -> None:
+    runtime = find_runtime()
+    assert runtime is not None
+    named = f"{runtime.opencl_cpu}:/nowhere/libnothing.so"
+    done = run_with_op(place, 'print(os.environ["OCL_ICD_FILENAMES"])', OCL_ICD_FILENAMES=named)
+    assert done.stdout == f"{named}\n", done.stderr
 
 
-def test_the_report_explains_a_missing_kernel_compiler(tmp_path: Path) -> None:
-    from op_builder.report.sycl import sycl_facts
+@pytest.mark.usefixtures("op")
+def test_a_child_process_keeps_kernels_in_its_own_cache(tmp_path: Path) -> None:
+    """Not in the one of which its parent has opened an op; a user's own directory stays his there, too."""
+    code = "import sys, pathlib; from op_builder.toolchains.sycl_runtime import runtime_variables"
+    command = [
+        sys.executable,
+        "-c",
+        f"{code}; print(runtime_variables(None, pathlib.Path(sys.argv[1])))",
+        str(tmp_path),
+    ]
+    assert "SYCL_CACHE_DIR" in env.child_environment()
+    inherited = ast.literal_eval(run(command, environment=env.child_environment()).output)
+    assert inherited["SYCL_CACHE_DIR"] == str(tmp_path)
+    named = ast.literal_eval(run(command, environment=env.child_environment(SYCL_CACHE_DIR="/mine")).output)
+    assert "SYCL_CACHE_DIR" not in named
+    assert "SYCL_CACHE_PERSISTENT" in named
 
+
+def test_the_build_command_reports_kernels_that_were_not_compiled(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder import build
+
+    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
+    monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder)
     with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
-        facts = sycl_facts(Cache(tmp_path))
-    assert facts["kernel_compiler"]["error"] == "no device accepts kernels that are compiled at run time."
-    assert facts["devices"] == []
+        assert build.main(["sycl_scale", "--json"]) == 0
+        (op,) = json.loads(capsys.readouterr().out)["ops"]
+        assert build.main(["sycl_scale"]) == 0
+    assert (op["status"], op["path"] != "") == ("cached", True)
+    assert op["message"].startswith("kernels not compiled: No SYCL CPU device was found; devices: none")
+    assert "kernels not compiled: No SYCL CPU device was found" in " ".join(capsys.readouterr().out.split())

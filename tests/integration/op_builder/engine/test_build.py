@@ -16,7 +16,7 @@ from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError
 from op_builder.load import resolver
 from tests.support.compilers import program
-from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added, make_small
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added
 
 TOOLS = "/usr/local/bin:/usr/bin:/bin"
 
@@ -73,12 +73,6 @@ def test_a_linker_that_must_find_all_symbols_meets_torchs_own_libraries(small: S
         assert added(small.load()) == 1.0
 
 
-def test_second_load_is_the_same_object_and_compiles_nothing(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
-    with env.scope(PATH=TOOLS):
-        first = small.load()
-    assert SmallBuilder(small.directory, small.cache).load() is first
-
-
 def test_an_edit_runs_in_the_same_process_and_old_code_stays_cached(small: SmallBuilder) -> None:
     one = small.load()
     nested(small, "41.0f")
@@ -87,33 +81,6 @@ def test_an_edit_runs_in_the_same_process_and_old_code_stays_cached(small: Small
     nested(small, "0.0f")
     assert small.load() is one
     assert len(small.cache.entries()) == 2
-
-
-def test_a_loaded_op_stays_loaded_when_the_cache_is_cleared(small: SmallBuilder) -> None:
-    first = small.load()
-    shutil.rmtree(small.cache.root)
-    with env.scope(ACCEL_JIT="0"):
-        assert small.load() is first
-
-
-def test_a_copied_tree_hits_and_its_build_makes_the_same_bits(small: SmallBuilder, tmp_path: Path) -> None:
-    small.load()
-    shutil.copytree(small.directory, tmp_path / "copy")
-    with env.scope(ACCEL_JIT="0"):
-        assert added(SmallBuilder(tmp_path / "copy", small.cache).load()) == 1.0
-    other = SmallBuilder(tmp_path / "copy", Cache(tmp_path / "other cache"))
-    resolver.compile_now(resolver.Request.of(other))
-    (one,), (two,) = small.cache.entries(), other.cache.entries()
-    assert one.manifest.sha256 == two.manifest.sha256
-
-
-def test_sources_of_the_same_base_name_in_a_directory_with_spaces_and_dollars(tmp_path: Path, cache: Cache) -> None:
-    small = make_small(tmp_path / "my $ops: new", cache)
-    for name in ("a", "b"):
-        (small.directory / name).mkdir()
-        (small.directory / name / "part.cpp").write_text(f"int part_{name}() {{ return 1; }}\n")
-        small.files.append(f"{name}/part.cpp")
-    assert added(small.load()) == 1.0
 
 
 def test_read_only_use_without_compiler_and_ninja_hits(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
@@ -182,23 +149,6 @@ def test_a_wrong_setting_is_an_error_before_anything_is_compiled(small: SmallBui
 # What fails ---------------------------------------------------------------------------------
 
 
-def test_undefined_symbol_of_a_library_that_registers_itself_is_named(small: SmallBuilder) -> None:
-    source = """
-#include <torch/csrc/stable/library.h>
-int elsewhere();
-static void call() { elsewhere(); }
-STABLE_TORCH_LIBRARY(undefined_symbol_of_a_library, m) { m.def("call() -> ()"); }
-STABLE_TORCH_LIBRARY_IMPL(undefined_symbol_of_a_library, CompositeExplicitAutograd, m) {
-  m.impl("call", TORCH_BOX(&call));
-}
-"""
-    (small.directory / "small.cpp").write_text(source)
-    with pytest.raises(LoadError, match="undefined symbol: _Z9elsewherev") as caught:
-        small.load()
-    assert "extra_ldflags" in caught.value.remedy
-    assert small.cache.entries() == []
-
-
 def test_torch_cxx_symbols_in_a_stable_op_are_refused(small: SmallBuilder) -> None:
     sneaked = "\nnamespace at { int get_num_threads(); }\nint sneaked() { return at::get_num_threads(); }\n"
     (small.directory / "small.cpp").write_text(STABLE_SOURCE + sneaked)
@@ -227,28 +177,6 @@ def test_a_header_saved_or_moved_here_during_the_build_is_noticed(
         assert added(small.load()) == 7.0
 
 
-def test_a_header_that_vanishes_during_a_build_has_it_built_again(small: SmallBuilder, tmp_path: Path) -> None:
-    # A generator writes the header anew while it is compiled: it is missing when the first compile ends.
-    header = small.directory / "include" / "nested.h"
-    compiler = Path(compiler_that(tmp_path, f'rm "{header}"'))
-    again = f'[ -e "{tmp_path}/done" ] && echo "#define NESTED 2.0f" > "{header}"\n'
-    compiler.write_text(compiler.read_text().replace('g++ "$@" || exit', f'{again}g++ "$@" || exit'))
-    with env.scope(CXX=str(compiler)):
-        assert added(small.load()) == 3.0
-    (entry,) = small.cache.entries()
-    assert "nested.h" in {header.path for header in entry.manifest.headers}
-
-
-def test_a_new_file_that_the_compiler_does_not_read_costs_one_build_at_most(small: SmallBuilder) -> None:
-    source = small.directory / "small.cpp"
-    source.write_text(source.read_text().replace('"amount.h"', "<amount.h>"))
-    small.load()
-    # Angle brackets do not look beside the source; the key cannot know which brackets were used.
-    (small.directory / "amount.h").write_text("#error not me\n")
-    assert added(small.load()) == 1.0
-    assert is_hit(small)
-
-
 # Entries of other compilers -----------------------------------------------------------------
 
 
@@ -267,16 +195,6 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: Smal
         assert is_hit(small)
     with env.scope(PATH=TOOLS):
         assert not is_hit(small)
-
-
-def test_a_missing_compiler_that_was_asked_for_is_a_warning_when_anothers_build_is_used(
-    small: SmallBuilder, caplog: pytest.LogCaptureFixture
-) -> None:
-    small.load()
-    with env.scope(CXX="g++-99", ACCEL_JIT="0"):
-        assert added(small.load()) == 1.0
-    (warning,) = [record.getMessage() for record in caplog.records if "g++-99" in record.getMessage()]
-    assert "any compiler" in warning
 
 
 @pytest.mark.usefixtures("new_process")

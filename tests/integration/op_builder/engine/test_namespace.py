@@ -13,7 +13,7 @@ import pytest
 from op_builder import env
 from op_builder.build import main
 from op_builder.system.torch_install import torch_install
-from tests.support.foreign_package import ROOT, run_python
+from tests.support.foreign_package import ROOT
 
 BUILDERS = """
 from op_builder import Binding, CPUOpBuilder
@@ -125,18 +125,6 @@ def test_a_program_without_python_calls_the_op(library: str, tmp_path: Path) -> 
     assert compiled.returncode == 0, compiled.stderr
     done = subprocess.run([tmp_path / "program", library], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout) == (0, "2 4 6\n"), done.stderr
-
-
-def test_python_loads_the_same_op_next_to_it(library: str, project: Path) -> None:
-    code = f"""
-import torch
-torch.ops.load_library({library!r})
-from twice_ops import TwiceBuilder
-x = torch.arange(3.0)
-assert torch.equal(TwiceBuilder().load().twice(x), torch.ops.acme.twice(x))
-"""
-    done = run_python(code, project, ACCEL_CACHE_DIR=str(project / "cache"), ACCEL_ACCELERATOR="cpu")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, LoadError
 from op_builder.load import resolver
 from tests.support.compilers import program
-from tests.support.processes import fork, wait_for
 from tests.support.small_ops import SmallBuilder, added, replace_content
 
 FILES = ("one", "two", "three")
@@ -99,34 +98,6 @@ def test_a_failed_build_resumes(many: SmallBuilder, compiled: Callable[[], list[
     assert sorted([*before, *compiled()]) == ["one.cpp", "small.cpp", "three.cpp", "two.cpp", "two.cpp"]
 
 
-def test_a_binary_that_cannot_be_opened_costs_only_its_link_again(
-    many: SmallBuilder, compiled: Callable[[], list[str]]
-) -> None:
-    edit(many, "two.cpp", "int missing(); int calls() { return missing(); }\n")
-    with pytest.raises(LoadError, match="missing"):
-        many.load()
-    compiled()
-    (many.directory / "four.cpp").write_text("int missing() { return 1; }\n")
-    many.files.append("four.cpp")
-    many.load()
-    assert compiled() == ["four.cpp"]
-
-
-def test_a_forced_build_compiles_everything(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
-    many.load()
-    compiled()
-    build_all([many], required=[many.name], force=True, report=lambda *_: None)
-    assert len(compiled()) == 4
-
-
-def test_a_header_that_now_comes_first_is_compiled(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
-    many.load()
-    compiled()
-    (many.directory / "shared.h").write_text("#define SHARED 2\n")  # beside the sources, before the include directory
-    many.load()
-    assert compiled() == ["one.cpp", "two.cpp"]
-
-
 def objects(cache: Cache) -> list[Path]:
     return sorted((cache.home / "objects").iterdir())
 
@@ -170,14 +141,21 @@ def test_objects_count_in_the_bound_and_go_before_entries(many: SmallBuilder) ->
     assert entry.is_intact()
 
 
-def test_ranks_that_race_for_objects_build_right_ones(many: SmallBuilder) -> None:
-    resolver.cached_or_built(many)
+def test_a_binary_that_cannot_be_opened_costs_only_its_link_again(
+    many: SmallBuilder, compiled: Callable[[], list[str]]
+) -> None:
+    edit(many, "two.cpp", "int missing(); int calls() { return missing(); }\n")
+    with pytest.raises(LoadError, match="missing"):
+        many.load()
+    compiled()
+    (many.directory / "four.cpp").write_text("int missing() { return 1; }\n")
+    many.files.append("four.cpp")
+    many.load()
+    assert compiled() == ["four.cpp"]
 
-    def build(number: int) -> None:
-        edit(many, "include/shared.h", f"// {number}\n")
-        for _ in range(3):
-            resolver.compile_now(resolver.Request.of(many))
 
-    assert wait_for([fork(lambda number=number: build(number)) for number in range(4)]) == [0] * 4
-    assert all(entry.is_intact() for entry in many.cache.entries())
-    assert list((many.cache.home / "staging").iterdir()) == []
+def test_a_forced_build_compiles_everything(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+    many.load()
+    compiled()
+    build_all([many], required=[many.name], force=True, report=lambda *_: None)
+    assert len(compiled()) == 4

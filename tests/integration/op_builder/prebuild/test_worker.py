@@ -6,13 +6,9 @@ import hashlib
 import json
 import os
 import platform
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
-import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,46 +196,32 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
 
 
-@pytest.mark.parametrize(
-    ("builders", "request_", "message", "remedy"),
-    [
-        pytest.param(
-            OBJECTS,
-            BuildRequest(True, {"ACCEL_BUILD_ACME_MOON": True}),
-            "acme_moon cannot be built: It needs the moon.",
-            "ACCEL_BUILD_ACME_MOON=0",
-            id="incompatible",
-        ),
-        pytest.param(
-            OBJECTS,
-            BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True}),
-            "acme_unmade cannot be built: Its builder cannot be created: RuntimeError: no luck",
-            "ACCEL_BUILD_ACME_UNMADE=0",
-            id="no builder",
-        ),
-        pytest.param(
-            f"import no_such_module\n{ADD}",
-            EVERYTHING,
-            "No module named 'no_such_module'",
-            "unset ACCEL_BUILD_OPS",
-            id="module cannot be imported",
-        ),
-        pytest.param(
-            BROKEN,
-            EVERYTHING,
-            "broken.cpp:1:2: error: #error broken on purpose",
-            "ACCEL_BUILD_ACME_BROKEN=0",
-            id="does not compile",
-        ),
-        pytest.param(
-            ADD,
-            BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False}),
-            "ACCEL_BUILD_ACME_SUN is set, but no op has that name.",
-            "Did you mean ACCEL_BUILD_ACME_SUM?",
-            id="unknown op",
-        ),
-    ],
-)
+# The builders, what is requested, the error and its remedy.
+UNBUILDABLE = {
+    "incompatible": (
+        *(OBJECTS, BuildRequest(True, {"ACCEL_BUILD_ACME_MOON": True})),
+        *("acme_moon cannot be built: It needs the moon.", "ACCEL_BUILD_ACME_MOON=0"),
+    ),
+    "no builder": (
+        *(OBJECTS, BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True})),
+        *("acme_unmade cannot be built: Its builder cannot be created: RuntimeError", "ACCEL_BUILD_ACME_UNMADE=0"),
+    ),
+    "module cannot be imported": (
+        *(f"import no_such_module\n{ADD}", EVERYTHING),
+        *("No module named 'no_such_module'", "unset ACCEL_BUILD_OPS"),
+    ),
+    "does not compile": (
+        *(BROKEN, EVERYTHING),
+        *("broken.cpp:1:2: error: #error broken on purpose", "ACCEL_BUILD_ACME_BROKEN=0"),
+    ),
+    "unknown op": (
+        *(ADD, BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False})),
+        *("ACCEL_BUILD_ACME_SUN is set, but no op has that name.", "Did you mean ACCEL_BUILD_ACME_SUM?"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("builders", "request_", "message", "remedy"), UNBUILDABLE.values(), ids=UNBUILDABLE)
 def test_an_op_that_cannot_be_built_is_an_error(
     tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
 ) -> None:
@@ -284,21 +266,6 @@ def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path, cap
     assert tree.entries == []
 
 
-def test_broken_builders_do_not_affect_another_projects_request(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, f"import no_such_module\n{ADD}")
-    assert worker.prebuild(tree.root, FOREIGN_ALONE) == ""
-
-
-def test_a_host_op_is_built_for_every_accelerator(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = make_tree(tmp_path)
-    with env.scope(ACCEL_ACCELERATOR="cuda"):
-        worker.prebuild(tree.root, EVERYTHING)
-    assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.index["accelerator"] == "cuda"
-    assert "acme_add" not in tree.left_out
-    assert "accelerator cuda (named)" in capfd.readouterr().err
-
-
 def test_a_python_module_gives_the_wheel_this_pythons_tag(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, MODULE)
     tag = worker.prebuild(tree.root, EVERYTHING)
@@ -307,16 +274,6 @@ def test_a_python_module_gives_the_wheel_this_pythons_tag(tmp_path: Path) -> Non
     assert facts["acme_module"]["python"] == sysconfig.get_config_var("EXT_SUFFIX")
     assert facts["acme_module"]["torch"] == torch.__version__
     assert facts["acme_add"]["python"] == "any"
-
-
-def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = make_tree(tmp_path, f'{ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
-    worker.prebuild(tree.root, EVERYTHING)
-    assert isinstance(find_prebuilt(the_op()), Entry)
-    monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
-    found = find_prebuilt(the_op())
-    assert isinstance(found, Rejected)
-    assert found.reason == "it was compiled for another machine's CPU (-march=native)"
 
 
 def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -330,72 +287,14 @@ def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest
     assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
 
 
-def test_main_writes_the_tag_or_reports_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = make_tree(tmp_path / "site", OBJECTS)
-    answer = tmp_path / "tag"
-    for name, value, reason in (
-        ("ACCEL_BUILD_ACME_MOON", "1", "acme_moon cannot be built: It needs the moon."),
-        ("ACCEL_BUILD_OPS", "yes", "ACCEL_BUILD_OPS='yes' is not valid: expected 0 or 1."),
-    ):
-        with env.scope(**{name: value}):
-            assert worker.main(str(tree.root), str(answer)) == worker.REPORTED
-        assert f"op_builder: error: {reason}" in capfd.readouterr().err.splitlines()
-        assert not answer.exists()
-    with env.scope(ACCEL_BUILD_OPS="1"):
-        assert worker.main(str(tree.root), str(answer)) == 0
-    assert answer.read_text() == tree.index["tag"]
-
-
-def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
-    # A compiler that never ends. It and its child keep a pipe open, so its end is seen as the end of the pipe.
-    pipe, compiler = tmp_path / "pipe", tmp_path / "slow-g++"
-    os.mkfifo(pipe)
-    compiling = f"exec 9>{pipe}; echo started >&9; sleep 1000 & wait"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac\n')
-    compiler.chmod(0o755)
-    tree = Tree(tmp_path / "project", ADD)
-    (tree.root / "pyproject.toml").write_text(
-        textwrap.dedent(f"""
-        [project]
-        name = "acme"
-        version = "1.0"
-        [project.entry-points."op_builder.ops"]
-        acme = "{tree.name}.builders"
-        [tool.setuptools]
-        packages = ["{tree.name}"]
-        package-data = {{ "*" = ["kernels/*"] }}
-        """)
-    )
-    for place in ("tmp", "out"):
-        (tmp_path / place).mkdir()
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with subprocess.Popen(
-        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
-        cwd=tree.root,
-        env=env.child_environment(
-            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
-            CXX=str(compiler),
-            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
-            TMPDIR=str(tmp_path / "tmp"),
-            ACCEL_BUILD_OPS="1",
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert select.select([reader], [], [], 300)[0]
-        assert os.read(reader, 99).startswith(b"started")
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "acme_add: [" not in output
-    while select.select([reader], [], [], 300)[0] and os.read(reader, 99):
-        pass  # until no compiler has the pipe open
-    assert list((tmp_path / "out").iterdir()) == []
-    assert list((tmp_path / "tmp").iterdir()) == []
-    assert not tree.prebuilt.exists()
-    assert Cache(tmp_path / "cache").entries() == []
+def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(tmp_path, f'{ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
+    worker.prebuild(tree.root, EVERYTHING)
+    assert isinstance(find_prebuilt(the_op()), Entry)
+    monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
+    found = find_prebuilt(the_op())
+    assert isinstance(found, Rejected)
+    assert found.reason == "it was compiled for another machine's CPU (-march=native)"
 
 
 # Another platform ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from op_builder import env
-from op_builder.cache.store import Cache, Entry
+from op_builder.cache.store import Entry
 from op_builder.command_line import REQUIRED
 from op_builder.report import doctor
 from op_builder.report.__main__ import main
@@ -74,13 +74,6 @@ def test_without_a_compiler_the_op_is_incompatible(tmp_path: Path, capsys: pytes
     assert "No C++ compiler" in data["environment"]["toolchains"]["c++"]["error"]
 
 
-def test_an_unknown_op_is_an_error_with_the_list_of_ops(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--op", "no_such_op"]) == 2
-    errors = capsys.readouterr().err
-    assert "no_such_op" in errors
-    assert "cpu_adam" in errors
-
-
 def test_one_op_is_explained_with_plan_commands_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "--op", "cpu_adam"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -123,21 +116,6 @@ def test_row_before_and_after_the_build(small: SmallBuilder) -> None:
     assert explain(small)["cache_entry"]["size_bytes"] > 0
 
 
-def test_a_cached_op_is_compatible_without_a_compiler(small: SmallBuilder, tmp_path: Path) -> None:
-    small.load()
-    with env.scope(PATH=str(tmp_path), CXX=None):
-        assert op_row(small).compatible
-        small.load()
-
-
-def test_an_impossible_cache_directory_is_a_reason(small: SmallBuilder, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    row = op_row(SmallBuilder(small.directory, Cache(tmp_path / "file" / "cache")))
-    assert not row.compatible
-    assert "is not a directory" in row.reason
-    assert "ACCEL_CACHE_DIR" in row.remedy
-
-
 @pytest.mark.parametrize("name", ["ACCEL_JIT", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"])
 def test_an_invalid_setting_is_a_reason(small: SmallBuilder, name: str) -> None:
     with env.scope(**{name: "x"}):
@@ -145,14 +123,6 @@ def test_an_invalid_setting_is_a_reason(small: SmallBuilder, name: str) -> None:
         assert explain(small)["compatible"] is False
     assert not row.compatible
     assert f"{name}='x'" in row.reason
-
-
-def test_a_missing_source_is_a_reason(small: SmallBuilder) -> None:
-    small.files.append("absent.cpp")
-    row = op_row(small)
-    assert not row.compatible
-    assert "absent.cpp" in row.reason
-    assert explain(small)["plan"] is None
 
 
 def altered(entry: Entry) -> None:
@@ -179,14 +149,6 @@ def test_a_damaged_entry_is_reported_and_not_moved(small: SmallBuilder, damage: 
     assert "damaged, will be moved away" in console.file.getvalue()  # type: ignore[attr-defined]
     assert entry.directory.is_dir()
     assert not (small.cache.home / "rejected").exists()
-
-
-def test_the_report_does_not_renew_the_time_of_last_use(small: SmallBuilder) -> None:
-    small.load()
-    (entry,) = small.cache.entries()
-    os.utime(entry.directory / "manifest.json", (0, 0))
-    assert op_row(small).cached
-    assert (entry.directory / "manifest.json").stat().st_mtime == 0
 
 
 # Builders of other packages, and command lines -----------------------------------------------------

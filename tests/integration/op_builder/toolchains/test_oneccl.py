@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import pytest
 from op_builder import env
 from op_builder.cache.fingerprint import plan_key
 from op_builder.cpu import CCLCommBuilder
-from op_builder.errors import IncompatibleOpError, LoadError, ToolchainError
+from op_builder.errors import IncompatibleOpError, ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import Failed, Passed, failures
 from op_builder.toolchains import oneccl
-from op_builder.toolchains.compiler import find_cxx
-from tests.support.foreign_package import run_python
 
 CONFIG = """
 #define CCL_MAJOR_VERSION           2022
@@ -35,15 +32,6 @@ def fake(prefix: Path, library: str = "lib/libccl.so", *, with_headers: bool = T
         config.parent.mkdir(parents=True)
         config.write_text(CONFIG)
     return prefix
-
-
-def shared_library(path: Path, text: str, *flags: str) -> None:
-    source = path.with_suffix(".cpp")
-    source.write_text(text)
-    compiler = find_cxx(Memo(path.parent / "memo")).command
-    own = ["-shared", "-fPIC", f"-Wl,-soname,{path.name}"]  # by which what names it finds it, once it is open
-    command = [*compiler, *own, str(source), "-o", str(path), *flags]
-    subprocess.run(command, check=True)
 
 
 @pytest.fixture
@@ -109,26 +97,6 @@ def test_files_that_only_have_the_names_fail_the_checks(nowhere: Path, tmp_path:
         assert outcome.remedy
 
 
-def test_what_the_library_names_is_opened_from_beside_it(tmp_path: Path) -> None:
-    library = tmp_path / "lib" / "libccl.so"
-    library.parent.mkdir()
-    shared_library(library.parent / "libdeep.so", "int deep() { return 1; }")
-    beside = ("-L" + str(library.parent), "-Wl,--no-as-needed")
-    shared_library(library.parent / "libnear.so", "int deep(); int near() { return deep(); }", *beside, "-ldeep")
-    shared_library(library, "int near(); int ccl() { return near(); }", *beside, "-lnear")
-    code = (
-        "from pathlib import Path\nfrom op_builder.toolchains.oneccl import open_oneccl\n"
-        f"open_oneccl(Path({str(library)!r}))\n"
-        "print(sum(name in open('/proc/self/maps').read() for name in ('libccl.so', 'libnear.so', 'libdeep.so')))\n"
-    )
-    done = run_python(code)
-    assert done.stdout.strip() == "3", done.stderr
-    (library.parent / "libdeep.so").unlink()
-    errors = run_python(code).stderr
-    assert "libdeep.so: cannot open" in errors
-    assert "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'" in errors
-
-
 def test_variables_that_the_user_has_set_stay(tmp_path: Path) -> None:
     library = tmp_path / "libccl.so"
     (tmp_path / "libfabric.so.1").touch()
@@ -158,12 +126,6 @@ def test_the_key_counts_the_version_and_names_no_place(nowhere: Path, tmp_path: 
         config.write_text(CONFIG.replace("2026", "2027"))
         os.utime(config, ns=(1, 1))
         assert key() != first
-
-
-def test_an_error_that_is_no_missing_library_is_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "libccl.so").write_text("no library")
-    with pytest.raises(LoadError, match=r"file too short|invalid ELF header"):
-        oneccl.open_oneccl(tmp_path / "libccl.so")
 
 
 real = oneccl.find_oneccl()

@@ -18,7 +18,6 @@ from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
-from op_builder.toolchains.probes import failure_of
 from tests.support.compilers import program
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -37,17 +36,6 @@ def test_compiler_on_path_tells_version_and_target(memo: Memo) -> None:
     assert "-" in compiler.target
 
 
-def test_identity_comes_from_the_memo_without_running_the_compiler(tmp_path: Path, memo: Memo) -> None:
-    runs = tmp_path / "runs"
-    fake = program(tmp_path / "bin" / "my-cxx", f'echo run >>{runs}\necho "my-cxx 1.0"')
-    with env.scope(CXX=str(fake)):
-        first = find_cxx(memo)
-        count = runs.read_text().count("run")
-        again = find_cxx(Memo(tmp_path / "memo"))
-    assert first == again
-    assert runs.read_text().count("run") == count
-
-
 def test_the_script_that_runs_ziglang_is_identified_by_what_it_runs(
     tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,36 +47,6 @@ def test_the_script_that_runs_ziglang_is_identified_by_what_it_runs(
         (zig.parent / "__init__.py").touch()
         monkeypatch.syspath_prepend(tmp_path)
         assert find_cxx(memo).path == str(zig)
-
-
-def test_an_upgrade_behind_a_wrapper_script_is_noticed(tmp_path: Path, memo: Memo) -> None:
-    proper = tmp_path / "libexec" / "cc1plus"
-    version = tmp_path / "version"
-    version.write_text("my-cxx 1.0\n")
-    program(proper, "")
-    answer = f'case "$1" in -print-prog-name=*) echo {proper};; *) cat {version};; esac'
-    fake = program(tmp_path / "bin" / "my-cxx", answer)
-    with env.scope(CXX=str(fake)):
-        before = find_cxx(memo)
-        version.write_text("my-cxx 2.0\n")
-        program(proper, "# a new compiler proper")
-        assert find_cxx(memo).version == "my-cxx 2.0" != before.version
-
-
-def test_a_line_of_a_wrapper_does_not_hide_the_version(tmp_path: Path, memo: Memo) -> None:
-    behind = tmp_path / "behind"
-    wrapper = program(tmp_path / "bin" / "my-cxx", f'echo "module gcc loaded"\nexec {behind} "$@"')
-    found = []
-    with env.scope(CXX=str(wrapper)):
-        for said, macro in (
-            ("g++ (A 1.0-1)", "1.0.0"),
-            ("g++ (A 2.0-1) 2.0.0", "2.0.0"),
-            ("g++ (A 2.0-2) 2.0.0", "2.0.0"),
-        ):
-            answers = f'--version) echo "{said}";; -dM) echo \'#define __VERSION__ "A {macro}"\';;'
-            program(behind, f'case "$1" in {answers} *) exec g++ "$@";; esac')
-            found.append(find_cxx(memo).version)
-    assert found == ["module gcc loaded g++ (A 1.0-1) 1.0.0", "g++ (A 2.0-1) 2.0.0", "g++ (A 2.0-2) 2.0.0"]
 
 
 def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo) -> None:
@@ -127,15 +85,12 @@ esac"""
 @pytest.mark.parametrize(
     ("system", "wheels", "of_torch", "found"),
     [
-        (None, [13], None, "wheel 13"),
         (None, [13], "12.8", "wheel 13"),
         (None, [13, 14], "13.0", "wheel 13"),
         (None, [13, 14], None, "wheel 14"),
-        (12, [13], None, "system 12"),
         (12, [13], "12.8", "system 12"),
         (12, [13], "13.0", "wheel 13"),
         (13, [13], "13.0", "system 13"),
-        (12, [14], "13.0", "system 12"),
         (12, [], "13.0", "system 12"),
     ],
 )
@@ -197,10 +152,3 @@ def test_a_server_that_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -
         assert server.status() != psutil.STATUS_ZOMBIE
     finally:
         server.kill()
-
-
-def test_a_compiler_that_writes_nothing_does_not_work(tmp_path: Path) -> None:
-    def prepare(directory: Path) -> list[str]:
-        return [str(program(tmp_path / "silent", "exit 0")), "-c", str(directory / "x.cpp"), "-o", "x.o"]
-
-    assert "wrote no file" in failure_of(prepare)

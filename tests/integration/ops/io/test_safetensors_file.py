@@ -157,29 +157,21 @@ OVERLAP = {"a": tensor([3], 0, 3), "b": tensor([3], 2, 5)}
         (HOLE, "'b' leaves a gap of 1 bytes"),
         (OVERLAP, "'b' overlaps"),
         ({"a": tensor([4], 0, 4)}, "5 bytes follow its header, and should be 4"),
-        ({"a": tensor([6], 0, 6)}, "5 bytes follow its header, and should be 6"),
         ({"a": tensor([4], 0, 5)}, "'a' has 5 bytes, which do not fit"),
         ({"a": tensor([-5], 0, 5)}, "'a' lacks a valid"),
-        ({"a": tensor([5], -5, 0)}, "'a' lacks a valid"),
         ({"a": tensor([5], 5, 0)}, "'a' has -5 bytes"),
-        ({"a": tensor([5.0], 0, 5)}, "'a' lacks a valid"),
         ({"a": tensor([True, 5], 0, 5)}, "'a' lacks a valid"),
         ({"a": tensor([5], 0, 10**400)}, "'a' lacks a valid"),
         ({"a": tensor([1 << 62, 0, 1 << 62], 0, 0), "b": tensor([5], 0, 5)}, "no tensor has the shape"),
         ({"a": tensor([1] * 65, 0, 1)}, "65 dimensions"),
         ({"a": tensor([5, 2], 0, 5, "F6_E2M3")}, "torch has no type for 'F6_E2M3'"),
         ({"a": tensor([10, 1], 0, 5, "F4")}, "last dimension"),
-        ({"a": tensor([5], 0, 5, ["U8"])}, "'a' lacks a valid"),
         ({"a": {"dtype": "U8", "shape": [5]}}, "'a' lacks a valid"),
-        ({"a": [0, 5]}, "'a' lacks a valid"),
         ({"x" * 5000: None}, r"'x+\.\.\.' lacks a valid"),
         ({"__metadata__": {"format": 1}, "a": tensor([5], 0, 5)}, "not an object of texts"),
-        ({"__metadata__": ["format"], "a": tensor([5], 0, 5)}, "not an object of texts"),
         (b'{"a":%s,"a":%s}' % ((json.dumps(tensor([5], 0, 5)).encode(),) * 2), "twice"),
         (b"[]", "not a JSON object"),
         (b' {"a":{}}', "not a JSON object"),
-        (b"", "not a JSON object"),
-        (b'{"a":', "not a JSON object"),
         (b'{"\xff":{}}', "not a JSON object"),
         ('{"a":{}}'.encode("utf-16"), "not a JSON object"),
         (b'{"a":' * 100_000, "not a JSON object"),
@@ -197,18 +189,10 @@ def test_an_invalid_header_is_one_error_that_names_the_file(
     assert caught.value.filename == str(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "shorter than its header"),
-        (b"\x02\0\0\0\0\0\0", "shorter than its header"),
-        (b"\x03\0\0\0\0\0\0\0{}", "shorter than its header"),
-        (b"\xff" * 8 + b"{}", "shorter than its header"),
-    ],
-)
-def test_a_file_that_is_shorter_than_its_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"\x02\0\0", b"\x03\0\0\0\0\0\0\0{}", b"\xff" * 8 + b"{}"])
+def test_a_file_that_is_shorter_than_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DamagedTensorError, match=message):
+    with pytest.raises(DamagedTensorError, match="shorter than its header"):
         load_safetensors(tmp_path / "x")
 
 

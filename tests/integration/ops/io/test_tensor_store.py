@@ -22,6 +22,7 @@ from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import DTYPES, HEADER_BYTES
 from tests.support.files import random_bytes, raw, wait_until
+from tests.support.threads import in_threads
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
@@ -375,26 +376,16 @@ def test_failures_that_no_future_has_reported_are_raised_by_wait_and_close(tmp_p
 
 
 def test_many_threads_share_a_store(store: TensorStore) -> None:
-    failures: list[BaseException] = []
-
     def work(number: int) -> None:
-        try:
-            for turn in range(10):
-                value = torch.full((20_000,), number * 100 + turn)
-                store.save(f"own-{number}", value)
-                store.save_async("shared", value)
-                assert same(store.load(f"own-{number}"), value)
-                shared = store.load("shared")
-                assert (shared == shared[0]).all()
-        except BaseException as error:
-            failures.append(error)
+        for turn in range(10):
+            value = torch.full((20_000,), number * 100 + turn)
+            store.save(f"own-{number}", value)
+            store.save_async("shared", value)
+            assert same(store.load(f"own-{number}"), value)
+            shared = store.load("shared")
+            assert (shared == shared[0]).all()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(6, work)
     assert len(store) == 7
 
 

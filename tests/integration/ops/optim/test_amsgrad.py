@@ -87,39 +87,6 @@ def test_clipping_scaling_and_copies_reach_over_groups_that_differ() -> None:
 # The op of their own --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "plain", "amsgrad"),
-    [
-        (CPUAdam, "CPUAdamBuilder", "CPUAmsgradBuilder"),
-        (FusedAdam, "FusedAdamBuilder", "FusedAmsgradBuilder"),
-    ],
-)
-def test_each_op_is_loaded_once_and_when_the_first_group_asks_for_it(
-    optimizer: type[Any], plain: str, amsgrad: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked_for: list[str] = []
-    accelerator = type(get_accelerator())
-    create = accelerator.create_op_builder
-
-    def recorded(self: Any, name: str) -> Any:
-        asked_for.append(name)
-        return create(self, name)
-
-    monkeypatch.setattr(accelerator, "create_op_builder", recorded)
-    params = make_params()
-    made = optimizer(params[:1])
-    run(made, params, 2)
-    assert asked_for == [plain]
-    made.add_param_group({"params": params[1:2], "amsgrad": True})
-    assert asked_for == [plain, amsgrad]
-    made.add_param_group({"params": params[2:], "amsgrad": True})
-    run(made, params, 2)
-    assert asked_for == [plain, amsgrad]
-    asked_for.clear()
-    optimizer(make_params(), amsgrad=True)
-    assert asked_for == [amsgrad]
-
-
 @every_front_end
 def test_where_the_op_cannot_be_loaded_nothing_is_changed(
     optimizer: type[Any], monkeypatch: pytest.MonkeyPatch

@@ -48,7 +48,7 @@ def test_rollback_restores_within_the_bound(adam, options):
         adam.adam_update(identity(options), *options.positional(), *after)
         restored = after.clone()
         adam.adam_rollback(identity(options), *options.positional(), *restored)
-        assert_within(restored, before.double(), rollback_bound(before, after, options))
+        assert_within(restored, before.map(torch.Tensor.double), rollback_bound(before, after, options))
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,17 @@ def test_rollback_of_halves_restores_within_their_rounding(adam, types):
     restored = after.clone()
     adam.adam_rollback(ADAMW, *options.positional(), *restored)
     u = max(torch.finfo(dtype).eps / 2 for dtype in types)
-    old, new = before.double(), after.double()
+    old, new = before.map(torch.Tensor.double), after.map(torch.Tensor.double)
     step = new.param - options.decay * old.param
     tiny = torch.finfo(torch.float16).smallest_normal * u * 4 if torch.float16 in types else 1e-30
     wide = 1.1  # second order
     bound = Tensors(
         wide * (u * (old.param.abs() + (new.param.abs() + 2 * step.abs()) / abs(options.decay)) + tiny),
         torch.zeros(1000),
-        wide * (u * (old.exp_avg.abs() + new.exp_avg.abs() / options.beta1) + tiny / options.beta1),
-        wide * (u * (old.exp_avg_sq.abs() + new.exp_avg_sq.abs() / options.beta2) + tiny / options.beta2),
+        (
+            wide * (u * (old.exp_avg.abs() + new.exp_avg.abs() / options.beta1) + tiny / options.beta1),
+            wide * (u * (old.exp_avg_sq.abs() + new.exp_avg_sq.abs() / options.beta2) + tiny / options.beta2),
+        ),
     )
     if torch.float16 in types:  # a second moment near float16's smallest number loses the step's size
         bound.param[new.exp_avg_sq < 1e-3] = float("inf")
@@ -87,7 +89,7 @@ def test_rollback_of_halves_restores_within_their_rounding(adam, types):
 
 def test_moments_of_the_first_step_come_back_as_exact_zeros(adam):
     before = random_tensors(1000)
-    tensors = Tensors(before.param.clone(), before.grad, torch.zeros(1000), torch.zeros(1000))
+    tensors = Tensors(before.param.clone(), before.grad, (torch.zeros(1000), torch.zeros(1000)))
     options = Options(step=1)
     adam.adam_update(ADAMW, *options.positional(), *tensors)
     adam.adam_rollback(ADAMW, *options.positional(), *tensors)

@@ -12,7 +12,8 @@ import torch
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.system import cpu_isa
-from tests.support.adam_reference import Options, as_lists, random_tensors
+from tests.support.adam_reference import Options, random_tensors
+from tests.support.optimizer_reference import as_lists
 
 OPTIONS = Options().listed()
 PLAIN = Pass().positional()

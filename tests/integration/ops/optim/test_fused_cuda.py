@@ -17,7 +17,7 @@ from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.system import cpu_isa
 from tests.support.adam_reference import Options, Tensors, random_tensors
-from tests.support.fused_cases import CHUNK, amsgrad_lists_of, lists_of, mixed_cases, positional
+from tests.support.fused_cases import CHUNK, lists_of, mixed_cases, positional
 from tests.support.optimizer_reference import AMSGRAD, make_tensors
 
 pytestmark = [
@@ -62,7 +62,7 @@ def on_device(cases: list[Tensors]) -> list[Tensors]:
         storage[offset:].copy_(tensor)
         return storage[offset:]
 
-    return [Tensors(*map(moved, case)) for case in cases]
+    return [case.map(moved) for case in cases]
 
 
 def assert_near(actual: list[Tensors], expected: list[Tensors], exact: bool) -> None:
@@ -97,8 +97,8 @@ def test_amsgrad_gives_the_bits_of_the_cpu(mode):
     cases = [make_tensors(AMSGRAD, n, *each, seed=n) for n in (0, 1, 17, 4097, 3_000_001) for each in types]
     device = [case.map(torch.Tensor.cuda) for case in cases]
     options = positional(Options(adamw_mode=bool(mode)))
-    cuda.FusedAmsgradBuilder().load().multi_tensor_amsgrad(CHUNK, None, amsgrad_lists_of(device), *options)
-    cpu.FusedAmsgradBuilder().load().multi_tensor_amsgrad(CHUNK, None, amsgrad_lists_of(cases), *options)
+    cuda.FusedAmsgradBuilder().load().multi_tensor_amsgrad(CHUNK, None, lists_of(device), *options)
+    cpu.FusedAmsgradBuilder().load().multi_tensor_amsgrad(CHUNK, None, lists_of(cases), *options)
     for case, wanted in zip(device, cases, strict=True):
         for one, other in zip(case, wanted, strict=True):
             assert torch.equal(one.cpu(), other) or (not HAS_FMA and torch.allclose(one.cpu(), other))
@@ -256,7 +256,7 @@ def test_new_gradients_in_every_update_give_the_bits_of_the_cpu(adam):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 def test_a_second_device_is_used_without_being_the_current_one(adam):
     case = random_tensors(1000)
-    moved = Tensors(*(tensor.to("cuda:1") for tensor in case))
+    moved = case.map(lambda tensor: tensor.to("cuda:1"))
     adam.multi_tensor_adam(CHUNK, None, lists_of([moved]), *positional(Options()))
     cpu.FusedAdamBuilder().load().multi_tensor_adam(CHUNK, None, lists_of([case]), *positional(Options()))
     assert_near([moved], [case], HAS_FMA)

@@ -12,7 +12,7 @@ import torch
 from op_builder import env
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.fused_cases import CHUNK, amsgrad_lists_of, assert_same
+from tests.support.fused_cases import CHUNK, assert_same, lists_of
 from tests.support.optimizer_reference import (
     ADAM,
     AMSGRAD,
@@ -50,7 +50,7 @@ def apply(module: FusedOp, kind: Kind, cases: Sequence[Tensors], flag: torch.Ten
     given.update({"step": 3, **also})
     in_tensors = kind is ADAM and not isinstance(given["step"], int)  # only this kind has a form of its own for them
     update = getattr(module, f"multi_tensor_{kind.name}{'_capturable' if in_tensors else ''}")
-    update(CHUNK, flag, amsgrad_lists_of(cases), **given)
+    update(CHUNK, flag, lists_of(cases), **given)
 
 
 @every_kind
@@ -126,7 +126,7 @@ def test_the_capturable_form_takes_one_step_for_all():
     cases, same = make_cases(ADAM), make_cases(ADAM)
     step, lr = torch.tensor(2.0), torch.tensor(1e-2)
     load_fused(ADAM).multi_tensor_adam_capturable(
-        *(CHUNK, NOOP, amsgrad_lists_of(cases), lr, 0.9, 0.999, 1e-8, step, 1, True, 0.01)
+        *(CHUNK, NOOP, lists_of(cases), lr, 0.9, 0.999, 1e-8, step, 1, True, 0.01)
     )
     assert float(step) == 3
     apply(load_fused(ADAM), ADAM, same, lr=float(lr))

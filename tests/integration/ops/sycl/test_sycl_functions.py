@@ -15,9 +15,10 @@ from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops import dequantize_blocks, packbits, quantize_blocks, rms_norm, unpackbits
 from op_builder.xpu import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
-from tests.support.sycl_cases import in_threads, needs_sycl
+from tests.support.sycl_ops import needs_runtime
+from tests.support.threads import in_threads
 
-pytestmark = needs_sycl
+pytestmark = needs_runtime
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(0,), (1,), (7,), (8,), (9,), (3, 8), (3, 13), (2, 3, 1003), (5, 0), (0, 5), (70_001,), (3, 65_544)]

@@ -17,10 +17,9 @@ from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
 from tests.support.adam_reference import Options, Tensors, U, random_tensors
 from tests.support.fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 from tests.support.optimizer_reference import ADAM, DTYPES, Reference, Rounded
-from tests.support.optimizer_reference import Tensors as KindTensors
-from tests.support.sycl_cases import needs_sycl
+from tests.support.sycl_ops import needs_runtime
 
-pytestmark = needs_sycl
+pytestmark = needs_runtime
 
 SKIP = torch.ones(1, dtype=torch.int32)
 GO = torch.zeros(1, dtype=torch.int32)
@@ -74,7 +73,8 @@ def test_adam_gives_the_bits_of_the_cpu_op_wherever_tensors_lie(adam, cpu_adam, 
 
 def test_nothing_beyond_a_tensor_is_touched(adam):
     storages = [torch.full((1000 + 32,), 0.5) for _ in range(4)]
-    inner = Tensors(*(storage[16:-16] for storage in storages))
+    param, grad, *states = (storage[16:-16] for storage in storages)
+    inner = Tensors(param, grad, tuple(states))
     update(adam, [inner], Options())
     for storage in storages:
         assert (storage[:16] == 0.5).all()
@@ -104,10 +104,9 @@ def test_the_capturable_form_reads_learning_rate_and_steps_and_counts_them_up(ad
     done = [torch.tensor(float(step)) for step in (0, 1, 999, 123_456)]
     references = []
     for case, steps in zip(cases, done, strict=True):
-        param, grad, *states = case
-        reference = Reference.of(ADAM, ADAM.options, KindTensors(param, grad, tuple(states)))
-        reference.step(grad, int(steps) + 1)
-        change = (reference.param.value - Options().decay * param.double()).abs()
+        reference = Reference.of(ADAM, ADAM.options, case)
+        reference.step(case.grad, int(steps) + 1)
+        change = (reference.param.value - Options().decay * case.param.double()).abs()
         reference.param = Rounded(reference.param.value, reference.param.error + 8 * U * change)
         references.append(reference)
     lr, scale = torch.tensor(1e-2), torch.tensor(4.0)
@@ -120,8 +119,7 @@ def test_the_capturable_form_reads_learning_rate_and_steps_and_counts_them_up(ad
         )
     assert [int(step) for step in done] == [1, 2, 1000, 123_457]
     for case, reference in zip(cases, references, strict=True):
-        param, grad, *states = case
-        reference.check(KindTensors(param, grad, tuple(states)))
+        reference.check(case)
 
 
 def test_more_steps_than_one_launch_takes_are_all_counted(adam):
@@ -163,8 +161,10 @@ def test_opcheck(adam, steps):
 
 def change_param(**changes):
     case = random_tensors(8)
-    fields = {name: getattr(case, name) for name in ("param", "grad", "exp_avg", "exp_avg_sq")}
-    return Tensors(**{**fields, **changes})
+    param, grad, *states = (
+        changes.get(name, getattr(case, name)) for name in ("param", "grad", "exp_avg", "exp_avg_sq")
+    )
+    return Tensors(param, grad, tuple(states))
 
 
 X = torch.ones(8)
@@ -176,7 +176,7 @@ BAD = {
     "meta": (change_param(grad=torch.ones(8, device="meta")), "grad of tensor 1 is on device meta"),
     "sparse": (change_param(grad=torch.ones(8).to_sparse()), "grad of tensor 1 has layout"),
     "empty": (change_param(exp_avg=torch.zeros(0)), "exp_avg of tensor 1 has 0 elements"),
-    "overlap": (Tensors(X, torch.ones(8), X, torch.ones(8)), "exp_avg of tensor 1 shares memory with its param"),
+    "overlap": (Tensors(X, torch.ones(8), (X, torch.ones(8))), "exp_avg of tensor 1 shares memory with its param"),
 }
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from op_builder import env
 from tests.support import two_hosts
-from tests.support.launching import ROOT, Started, Watch, launch, left_in, shown, write_scripts
+from tests.support.launching import CPUS, ROOT, Started, Watch, launch, left_in, shown, write_scripts
 from tests.support.mpis import MPIS, available
-from tests.support.two_hosts import ADDRESSES, TwoHosts
+from tests.support.network_namespaces import ADDRESSES
+from tests.support.two_hosts import TwoHosts
 
-MISSING = two_hosts.what_is_missing() if os.name == "posix" else "needs Linux"
-pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.skipif(CPUS == 0, reason="needs Linux")]
 
 ONE = ["--num_accelerators", "1"]
 
@@ -45,8 +45,7 @@ def below(launcher: str, hosts: TwoHosts, options: list[str]) -> tuple[list[str]
 
 @pytest.fixture
 def options(hosts: TwoHosts, tmp_path: Path) -> list[str]:
-    lines = [f"{address} slots=2  # host {host}\n" for host, address in ADDRESSES.items()]
-    (tmp_path / "hostfile").write_text("".join(lines))
+    (tmp_path / "hostfile").write_text("".join(f"{address} slots=2\n" for address in ADDRESSES))
     variables = f"GLOO_SOCKET_IFNAME={hosts.interface}\nFROM_FILE=secret-of-the-file\nOMP_NUM_THREADS=1\n"
     (tmp_path / ".accel_env").write_text(variables)
     write_scripts(tmp_path)
@@ -54,8 +53,8 @@ def options(hosts: TwoHosts, tmp_path: Path) -> list[str]:
 
 
 def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
-    arguments = [*options, "--include", f"{ADDRESSES['a']}:1@{ADDRESSES['b']}", "show.py", "$x 'y'"]
-    done = launch(arguments, tmp_path, hosts.on("a", []), CUDA_VISIBLE_DEVICES=None)
+    arguments = [*options, "--include", f"{ADDRESSES[0]}:1@{ADDRESSES[1]}", "show.py", "$x 'y'"]
+    done = launch(arguments, tmp_path, hosts.prefix, CUDA_VISIBLE_DEVICES=None)
     assert done.returncode == 0, done.stderr
     got = [shown(tmp_path, rank) for rank in range(3)]
     assert [(g["host"], g["LOCAL_RANK"], g["LOCAL_SIZE"], g["CUDA_VISIBLE_DEVICES"]) for g in got] == [
@@ -63,7 +62,7 @@ def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tm
         ("host-b", "0", "2", "0,1"),
         ("host-b", "1", "2", "0,1"),
     ]
-    assert {(g["MASTER_ADDR"], g["WORLD_SIZE"]) for g in got} == {(ADDRESSES["a"], "3")}
+    assert {(g["MASTER_ADDR"], g["WORLD_SIZE"]) for g in got} == {(ADDRESSES[0], "3")}
     assert got[0]["arguments"] == ["$x 'y'"]
     assert len({g["ACCEL_LAUNCH_ID"].partition(".")[0] for g in got}) == 1
 
@@ -78,7 +77,7 @@ def test_variables_reach_another_host_unseen(
     own = {"PATH": path, "CUDA_VISIBLE_DEVICES": "7", "OF_FIRST_HOST": "yes", "PYTHONHASHSEED": "12345678"}
     with Watch("secret-of-the-file") as watch, Watch("12345678") as watch_shell:
         arguments = [*arguments, *ONE, "--bind_cores_to_rank", "show.py"]
-        done = launch(arguments, tmp_path, hosts.on("a", []), **{**variables, **own})
+        done = launch(arguments, tmp_path, hosts.prefix, **{**variables, **own})
     assert done.returncode == 0, done.stderr
     got = [shown(tmp_path, rank) for rank in range(2)]
     assert {g["FROM_FILE"] for g in got} == {"secret-of-the-file"}
@@ -92,7 +91,7 @@ def test_variables_reach_another_host_unseen(
 def test_ranks_of_two_hosts_train_together(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
     training = [str(ROOT / "examples" / "train_ranks.py"), "--steps", "3", "--optimizer", "AdamW", "--losses"]
     arguments = [*options, *ONE, "--bind_cores_to_rank", *training, "two.json"]
-    done = launch(arguments, tmp_path, hosts.on("a", []))
+    done = launch(arguments, tmp_path, hosts.prefix)
     assert done.returncode == 0, done.stderr
     assert "rank 1 of 2" in done.stdout
     done = launch([*ONE, *training, "one.json"], tmp_path)
@@ -109,17 +108,15 @@ def test_all_hosts_restart_when_one_restarts_its_ranks(hosts: TwoHosts, options:
         "if not os.path.exists('again'): open('again', 'w').close(); time.sleep(60)\n"
         "open(f'ended-{host}', 'w').write(os.environ['WORLD_SIZE'])\n"
     )
-    done = launch([*options, *ONE, "--max_restarts", "2", "once.py"], tmp_path, hosts.on("a", []))
+    done = launch([*options, *ONE, "--max_restarts", "2", "once.py"], tmp_path, hosts.prefix)
     assert done.returncode == 0, done.stderr
     assert {(tmp_path / f"ended-host-{host}").read_text() for host in ("a", "b")} == {"2"}
 
 
-@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
 def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
-    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+    hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    arguments, variables = below(launcher, hosts, options)
-    done = launch([*arguments, *ONE, "wait.py", "killed"], tmp_path, hosts.on("a", []), **variables)
+    done = launch([*options, *ONE, "wait.py", "killed"], tmp_path, hosts.prefix)
     assert done.returncode == 137, done.stderr
     assert "accel-launch: rank 1 (local rank 0, pid " in done.stderr
     assert ") on host-b ended by signal 9 (SIGKILL)" in done.stderr
@@ -127,21 +124,15 @@ def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("launcher", "number"),
-    [("ssh", signal.SIGINT), ("ssh", signal.SIGTERM), *[(launcher, signal.SIGTERM) for launcher in MPIS]],
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_ranks_of_all_hosts(
-    launcher: str, number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
+    number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    arguments, variables = below(launcher, hosts, options)
-    arguments = [*arguments, *ONE, "wait.py", "polite"]
-    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
+    with Started([*options, *ONE, "wait.py", "polite"], tmp_path, hosts.prefix) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(number)
         assert started.end() == 128 + number, started.errors
-        if launcher == "ssh":
-            assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
+        assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
         assert left_in(tmp_path) == []
 
 
@@ -151,7 +142,7 @@ def test_a_killed_driver_ends_the_ranks_of_all_hosts(
 ) -> None:
     arguments, variables = below(launcher, hosts, options)
     arguments = [*arguments, *ONE, "wait.py", "stubborn"]
-    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
+    with env.scope(**variables), Started(arguments, tmp_path, hosts.prefix) as started:
         started.wait_for("up0", "up1")
         started.process.kill()
         started.end()

@@ -13,8 +13,8 @@ import pytest
 from op_builder import env
 from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
 from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.network_namespaces import two_hosts
 from tests.support.rank_processes import GUARD_S, ROOT, run_ranks, values
-from tests.support.two_hosts import INTERFACE, two_hosts, what_is_missing
 
 oneccl = find_oneccl()
 pytestmark = [
@@ -35,14 +35,12 @@ def _built() -> None:
 
 @pytest.mark.parametrize("across", ["gloo", "ccl"])
 def test_the_backend_on_two_hosts_shares_memory_inside_each_and_goes_across(across: str, tmp_path: Path) -> None:
-    if missing := what_is_missing():
-        pytest.skip(missing)
-    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE", "FI_TCP_IFACE"), INTERFACE)
-    environments = [{"ACCEL_DISTRIBUTED_ACROSS": across, **interfaces}] * 4
-    with two_hosts(tmp_path) as hosts:
-        prefixes = [hosts.on(host, []) for host in "aabb"]
-        program, place = "distributed_programs", tmp_path / "ranks"
-        results = run_ranks(program, "all_collectives", 4, place, environments=environments, prefixes=prefixes)
+    program = "distributed_programs"
+    with two_hosts() as hosts:
+        names = ("GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE", "FI_TCP_IFACE")
+        environments = [{"ACCEL_DISTRIBUTED_ACROSS": across, **dict.fromkeys(names, hosts[0].interface)}] * 4
+        prefixes = [host.prefix for host in hosts for _ in range(2)]
+        results = run_ranks(program, "all_collectives", 4, tmp_path, environments=environments, prefixes=prefixes)
     for result in values(results):
         assert result["gloo"] == {}
         assert result["hosts"] == [[0, 1], [2, 3]]

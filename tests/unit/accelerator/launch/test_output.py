@@ -78,19 +78,19 @@ def test_a_failure_travels_in_one_line() -> None:
     assert Failure.from_line(line[:40]) is None
 
 
-LONG = {"ascii": "x" * 20_000, "wide": "错" * 2000, "no text": b"\xff\xfe".decode(errors="surrogateescape") * 2000}
+LONG = ["x" * 20_000, "错" * 2000, b"\xff\xfe".decode(errors="surrogateescape") * 2000]
 
 
-@pytest.mark.parametrize("tail", LONG.values(), ids=LONG)
-@pytest.mark.parametrize("message", ["", "short", *LONG.values()], ids=["none", "short", *LONG])
-def test_the_line_of_a_failure_is_short_enough_for_an_atomic_write(tail: str, message: str) -> None:
-    line = replace(FAILURE, tail=tail, message=message).to_line()
-    assert len(line.encode()) <= 4096
-    received = Failure.from_line(line)
-    assert received is not None
-    assert received.tail
-    assert tail.endswith(received.tail)
-    assert message.startswith(received.message)
+@pytest.mark.parametrize("tail", LONG, ids=["ascii", "wide", "no text"])
+def test_the_line_of_a_failure_is_short_enough_for_an_atomic_write(tail: str) -> None:
+    for message in ("", "short", *LONG):
+        line = replace(FAILURE, tail=tail, message=message).to_line()
+        assert len(line.encode()) <= 4096
+        received = Failure.from_line(line)
+        assert received is not None
+        assert received.tail
+        assert tail.endswith(received.tail)
+        assert message.startswith(received.message)
 
 
 def test_output_is_copied_to_the_target_and_the_log(tmp_path: Path) -> None:

@@ -5,18 +5,13 @@ The counts are hwloc's for the same files. Where the two differ, the row says wh
 
 from __future__ import annotations
 
-import functools
 import json
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from accelerator.launch.binding import parse_core_list, plan_binding
-from accelerator.launch.topology import Topology, read_caches, read_topology
+from accelerator.launch.topology import read_caches, read_topology
 from op_builder.system.cgroups import HostFiles, parse_index_list
 from tests.support.kernel_files import deal, write_files
 
@@ -119,30 +114,3 @@ def test_caches_of_a_recorded_machine(tmp_path: Path) -> None:
         (2, "Unified", 1024): 16,
         (3, "Unified", 11264): 2,
     }
-
-
-@functools.cache
-def recorded(name: str) -> Topology:
-    """A machine, all of which may be used."""
-    with tempfile.TemporaryDirectory() as directory:
-        return read_topology(write_recorded(Path(directory), name), None)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(sorted(COUNTS)), st.data())
-def test_ranks_of_any_cpuset_stay_in_it_and_share_no_cpu(name: str, data: st.DataObject) -> None:
-    topology = recorded(name)
-    every = sorted(topology.allowed_cpus)
-    cpuset = frozenset(data.draw(st.sets(st.sampled_from(every), min_size=1) | st.just(set(every))))
-    memory = data.draw(st.sets(st.sampled_from([node.number for node in topology.numa_nodes]), min_size=1))
-    confined = replace(topology, allowed_cpus=cpuset, allowed_memory=frozenset(memory))
-    ranks = data.draw(st.integers(1, len(cpuset)))
-    for listed in (None, frozenset(data.draw(st.sets(st.sampled_from(sorted(cpuset)), min_size=ranks)))):
-        bindings = plan_binding(confined, ranks, listed)
-        used = [cpu for binding in bindings for cpu in binding.cpus]
-        assert len(bindings) == ranks
-        assert set(used) <= (cpuset if listed is None else listed)
-        assert len(used) == len(set(used))
-        # A list may name some of a core's CPUs, and a rank gets whole cores of it.
-        assert listed is not None or {len(binding.cpus) for binding in bindings} == {len(used) // ranks}
-        assert all(set(binding.memory.nodes) <= memory for binding in bindings)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
+from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import Job
-from accelerator.launch.torchrun import rendezvous_error
+from accelerator.launch.torchrun import rendezvous_error, resolve
 
 
 def test_errors_of_one_host_do_not_mention_several() -> None:
@@ -17,3 +20,9 @@ def test_errors_of_one_host_do_not_mention_several() -> None:
     assert "The 2 hosts did not connect to a port 4000: too late" in str(
         rendezvous_error(many, TimeoutError("too late"))
     )
+
+
+def test_an_address_that_cannot_be_resolved_is_reported() -> None:
+    job = Job(("x",), (), num_nodes=2, master_addr="no-such-host.invalid")
+    with pytest.raises(LaunchError, match=r"--master_addr no-such-host\.invalid cannot be resolved: "):
+        resolve(job, timeout_s=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from op_builder.builder.inline import GivenBuilder
-from op_builder.builder.standard import without_older_standards
+from op_builder.toolchains.flags import without_older_standards
 
 
 @pytest.mark.parametrize(

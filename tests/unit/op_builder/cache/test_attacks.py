@@ -19,11 +19,9 @@ from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, sweep_small, usages
 from op_builder.cache.failures import obstacle
 from op_builder.cache.layout import GENERATED, HOME
-from op_builder.cache.staging import new_name
 from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import CacheError, EnvironmentValueError
-from op_builder.ops.io.tensor_store_files import StoreFiles
-from tests.support.entries import edit_record, find, publish, set_used
+from tests.support.entries import find, publish, set_used
 from tests.support.processes import fork, wait_for
 
 FOLDERS = [*GENERATED, "ops/small", "sycl_kernels/1"]
@@ -113,73 +111,6 @@ def test_files_of_others_in_a_cache_survive_everything(cache: Cache) -> None:
     assert {path: path.read_bytes() for path in foreign} == foreign
 
 
-def test_names_close_to_generated_ones_are_left_and_not_damage(cache: Cache) -> None:
-    entry, digest = publish(cache), "0123456789abcdef" * 2
-    names = (
-        *(f"memo/{name}" for name in (f"{digest.upper()}.json", f"x{digest}.json", f"{digest}.json\n", ".staged-abc")),
-        *(f"locks/{name}" for name in (f"x-{digest}.lock~", f"-{digest}.lock", f"x y-{digest}.lock")),
-        *(f"logs/{name}" for name in ("x-20260101-000000-1.log.gz", "x y-20260101-000000-1.log")),
-        *(f"staging/{name}/x" for name in ("a@b@1", "a@b@x@abcdefgh", "a@b@1@abcdefgh.bak", "a@b@1@abcdefgh\n")),
-        *(f"rejected/{name}/x" for name in (digest, f"{digest}-x", f"{digest}-abcdefgh.old")),
-        *(f"sycl_kernels/{name}/x" for name in ("1x", "a", "1\n")),
-        *(f"ops/{name}/{digest}/{digest}/{MANIFEST}" for name in ("my-op", "1op", "small.old")),
-    )
-    for name in names:
-        (cache.home / name).parent.mkdir(parents=True, exist_ok=True)
-        (cache.home / name).write_text("precious")
-        os.utime(cache.home / name, (0, 0))
-        os.utime((cache.home / name).parent, (0, 0))
-    assert cache.entries() == [entry]
-    assert main(["verify", "--directory", str(cache.root)]) == 0
-    maintain(cache.root)
-    assert [name for name in names if not (cache.home / name).exists()] == []
-
-
-def test_a_directory_beside_entries_with_a_manifest_is_not_moved(cache: Cache) -> None:
-    entry = publish(cache)
-    other = entry.directory.parent / "backup"
-    shutil.copytree(entry.directory, other)
-    (other / MANIFEST).write_text("{")
-    assert cache.entries() == [entry]
-    maintain(cache.root)
-    assert (other / MANIFEST).read_text() == "{"
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, Path.touch])
-def test_what_is_no_signature_makes_no_cache(cache: Cache, make: Callable[[Path], object]) -> None:
-    entry = publish(cache)
-    (cache.root / ownership.SIGNATURE).unlink()
-    for name in (ownership.SIGNATURE, "CACHEDIR.TAG"):
-        make(cache.root / name)
-    found = obstacle(Cache(cache.root))
-    assert found is not None
-    assert "not a cache of accel-ops" in found.message
-    for command in ("list", "verify", "clear"):
-        assert main([command, "--directory", str(cache.root)]) == (2 if command == "clear" else 0)
-    assert entry.artifact.exists()
-
-
-def test_only_what_is_ours_is_tagged_as_a_cache(cache: Cache) -> None:
-    publish(cache)
-    assert [path.parent for path in cache.root.rglob("CACHEDIR.TAG")] == [cache.home]
-
-
-def test_a_store_removes_only_partial_files_that_it_names(tmp_path: Path) -> None:
-    files = [
-        ".x.partial",
-        ".a@b@c.partial",
-        ".host@1@0123456789abcdef.partial.partial",
-        "host@1@0123456789abcdef.partial",
-    ]
-    for name in files:
-        (tmp_path / name).write_bytes(b"precious")
-        os.utime(tmp_path / name, (0, 0))
-    (tmp_path / ".host@1@0123456789abcdef.partial").write_bytes(b"")
-    os.utime(tmp_path / ".host@1@0123456789abcdef.partial", (0, 0))
-    StoreFiles(tmp_path, is_durable=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
-
-
 # Links --------------------------------------------------------------------------------------
 
 
@@ -210,37 +141,6 @@ def test_maintenance_follows_no_link(cache: Cache, tmp_path: Path, folder: str) 
     assert contents(private) == before
 
 
-def test_a_tag_that_is_a_link_or_a_pipe_is_not_written_through(cache: Cache, tmp_path: Path) -> None:
-    publish(cache)
-    tag = cache.home / "CACHEDIR.TAG"
-    tag.unlink()
-    tag.symlink_to(tmp_path / "private")
-    publish(cache, flags="-O0")
-    assert not (tmp_path / "private").exists()
-    tag.unlink()
-    os.mkfifo(tag)
-    publish(cache, flags="-O1")
-
-
-def test_links_among_the_names_of_a_folder_stay_what_they_lead_to(cache: Cache, tmp_path: Path) -> None:
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "x").write_text("precious")
-    for folder, name in (("staging", "a@host@1@00000000"), ("rejected", "0" * 32 + "-00000000"), ("sycl_kernels", "1")):
-        (cache.writable_dir(folder) / name).symlink_to(tmp_path / "private")
-    maintain(cache.root)
-    assert (tmp_path / "private" / "x").read_text() == "precious"
-
-
-@only_root
-def test_an_empty_directory_is_not_taken_through_a_link_of_another_user(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to("empty")
-    os.lchown(tmp_path / "link", ANOTHER, ANOTHER)
-    with pytest.raises(CacheError, match=f"owned by user {ANOTHER}"):
-        publish(Cache(tmp_path / "link"))
-    assert list((tmp_path / "empty").iterdir()) == []
-
-
 # Who may write ------------------------------------------------------------------------------
 
 
@@ -256,14 +156,6 @@ def test_a_binary_that_is_a_link_is_not_used_and_is_built_again(cache: Cache, tm
     assert find(cache) is None
     assert not publish(cache).artifact.is_symlink()
     assert find(cache) is not None
-
-
-@pytest.mark.parametrize("artifact", ["/tmp/evil.so", "../evil.so", "..", "sub/evil.so"])
-def test_a_manifest_that_names_a_file_elsewhere_is_set_aside(cache: Cache, artifact: str) -> None:
-    entry = publish(cache)
-    edit_record(entry.directory / MANIFEST, lambda record: record.update(artifact=artifact))
-    assert find(cache) is None
-    assert not entry.directory.exists()
 
 
 PLACES: dict[str, Callable[[Cache], Path]] = {
@@ -310,15 +202,6 @@ def test_what_another_user_owns_is_a_miss_unless_that_user_is_trusted(
         find(cache)
 
 
-@pytest.mark.parametrize("place", ["entry", "manifest", "binary"])
-def test_an_entry_that_others_may_write_is_replaced_by_the_next_build(cache: Cache, place: str) -> None:
-    entry = publish(cache)
-    path = PLACES[place](cache)
-    path.chmod(0o777)
-    assert publish(cache) == entry
-    assert find(cache) == entry
-
-
 def endless(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 43)
@@ -330,18 +213,6 @@ def test_an_endless_binary_or_manifest_is_damage(cache: Cache, name: str, make: 
     entry = publish(cache)
     (entry.directory / name).unlink()
     make(entry.directory / name)
-    assert find(cache) is None
-    assert publish(cache) == entry
-    assert find(cache) == entry
-
-
-@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to("/"), lambda path: path.mkdir()])
-def test_what_stands_at_the_place_of_an_entry_is_moved_by_the_next_build(
-    cache: Cache, make: Callable[[Path], object]
-) -> None:
-    entry = publish(cache)
-    shutil.rmtree(entry.directory)
-    make(entry.directory)
     assert find(cache) is None
     assert publish(cache) == entry
     assert find(cache) == entry
@@ -388,16 +259,6 @@ def test_memos_that_others_may_write_are_not_read(cache: Cache, place: str) -> N
     assert Cache(cache.root).memo.get("x", {"a": lambda _: True}, lambda: ({"a": 2}, [])) == {"a": 2}
 
 
-@only_root
-def test_a_memo_that_another_user_has_left_in_the_folder_is_not_read(cache: Cache) -> None:
-    publish(cache)
-    cache.memo.get("x", {"a": lambda _: True}, lambda: ({"a": 1}, []))
-    (path,) = cache.home.glob("memo/*.json")
-    os.chown(path, ANOTHER, -1)
-    assert Cache(cache.root).memo.get("x", {"a": lambda _: True}, lambda: ({"a": 2}, [])) == {"a": 2}
-    assert path.stat().st_uid == 0  # replaced
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
 def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
     cache, before = Cache(tmp_path / "new" / "cache"), os.umask(umask)
@@ -411,12 +272,6 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
     assert cache.root.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (cache.home / "locks").iterdir()} == {0o600}
     assert not any(path.stat().st_mode & 0o022 for path in cache.root.rglob("*"))
-
-
-def test_an_empty_directory_of_ones_own_is_closed_to_others_when_it_is_taken(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    publish(Cache(tmp_path))
-    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_directory_for_the_files_of_all_users_is_refused_and_stays_open_to_them(tmp_path: Path) -> None:
@@ -466,49 +321,6 @@ def test_a_cache_that_cannot_be_read_is_no_empty_one(shareable: Path, capfd: pyt
     assert capfd.readouterr().err.count("cannot be read: Permission denied") == 5
 
 
-@only_root
-def test_directories_without_permissions_are_damage_or_none(shareable: Path) -> None:
-    def use() -> None:
-        entry = publish(Cache(shareable))
-        entry.directory.chmod(0)
-        assert main(["verify", "--directory", str(shareable)]) == 1
-        Cache(shareable).home.chmod(0)
-        assert Cache(shareable).kernel_directory() is None
-
-    shareable.parent.chmod(0o777)
-    as_user(ANOTHER, use)
-
-
-@only_root
-def test_an_own_directory_that_cannot_be_listed_is_not_taken(shareable: Path) -> None:
-    shareable.mkdir()
-    os.chown(shareable, ANOTHER, -1)
-    shareable.chmod(0o333)
-
-    def take() -> None:
-        with pytest.raises(CacheError, match="cannot be listed"):
-            publish(Cache(shareable))
-
-    as_user(ANOTHER, take)
-    assert list(shareable.iterdir()) == []
-
-
-def test_commands_and_builds_at_the_same_time_fail_at_nothing(cache: Cache) -> None:
-    """Directories of ops and plans come and go. What was just removed is rarely taken for damaged."""
-    where = ["--directory", str(cache.root)]
-
-    def build() -> None:
-        for number in range(60):
-            publish(cache, flags=str(number % 2))
-
-    def run(command: str) -> None:
-        for _ in range(60):
-            assert main([command, *where]) in ((0, 1) if command == "verify" else (0,))
-
-    works: list[Callable[[], None]] = [build, build, lambda: run("clear"), lambda: run("verify")]
-    assert wait_for([fork(work) for work in works]) == [0] * 4
-
-
 # Sharing ------------------------------------------------------------------------------------
 
 
@@ -534,45 +346,6 @@ def shareable(tmp_path: Path) -> Iterator[Path]:
 
 
 @only_root
-def test_the_members_of_a_group_load_and_build_and_strangers_do_neither(shareable: Path) -> None:
-    assert main(["init", "--shared", "4242", "--directory", str(shareable)]) == 0
-
-    def build(flags: str) -> None:
-        os.umask(0o077)
-        publish(Cache(shareable), flags=flags)
-        Cache(shareable).lock_file("small-" + "0" * 32 + ".lock").close()
-        Cache(shareable).memo.get("x", {}, lambda: ({}, []))
-
-    def load_and_build() -> None:
-        assert find(Cache(shareable), flags="first") is not None
-        build("second")
-        assert main(["clear", "--directory", str(shareable)]) == 0
-        assert Cache(shareable).entries() == []
-        build("third")
-
-    def refused() -> None:
-        with pytest.raises(SystemExit):  # not a member
-            main(["init", "--shared", "4242", "--directory", str(shareable)])
-        assert obstacle(Cache(shareable)) is not None
-        with pytest.raises(CacheError):
-            publish(Cache(shareable))
-
-    def leave() -> None:
-        build("first")
-        damaged = publish(Cache(shareable), flags="damaged")
-        damaged.artifact.write_bytes(b"")
-        assert find(Cache(shareable), flags="damaged") is None
-        kernels = shareable / HOME / "sycl_kernels" / "1" / "2"
-        kernels.mkdir(parents=True)  # as the SYCL runtime makes them
-
-    as_user(ANOTHER, leave, group=4242)
-    as_user(ANOTHER + 1, load_and_build, group=4242)
-    assert list((shareable / HOME / "rejected").iterdir()) == []
-    as_user(ANOTHER + 2, refused)
-    assert find(Cache(shareable), flags="third") is not None
-
-
-@only_root
 def test_a_cache_that_a_member_made_is_used_by_those_who_trust_that_member(
     shareable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -592,61 +365,12 @@ def test_a_cache_that_a_member_made_is_used_by_those_who_trust_that_member(
     as_user(ANOTHER + 1, load, group=4242)
 
 
-@only_root
-def test_a_cleared_cache_may_be_shared_and_shared_otherwise(shareable: Path) -> None:
-    def use() -> None:
-        assert find(Cache(shareable)) is not None
-        if shared:
-            publish(Cache(shareable), flags="new")
-
-    publish(Cache(shareable))
-    where = ["--directory", str(shareable)]
-    for shared in (True, False, True):
-        sharers = ["--shared", "4242"] if shared else ["--readers"]
-        assert main(["init", *sharers, *where]) == 2
-        assert main(["clear", *where]) == 0
-        assert main(["init", *sharers, *where]) == 0
-        entry = publish(Cache(shareable))
-        assert find(Cache(shareable)) == entry
-        as_user(ANOTHER, use, group=4242)
-
-
 def test_a_group_that_no_system_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for group in ("4294967295", "99999999999", "9" * 5000, "-1", "no such group"):
         with pytest.raises(SystemExit):
             main(["init", "--shared", group, "--directory", str(tmp_path / "new")])
         assert "is not a group of this system" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-@only_root
-def test_a_read_only_cache_of_root_serves_everybody(shareable: Path) -> None:
-    assert main(["init", "--readers", "--directory", str(shareable)]) == 0
-    publish(Cache(shareable))
-
-    def load() -> None:
-        assert find(Cache(shareable)) is not None
-        with pytest.raises(CacheError, match="cannot be written") as caught:
-            publish(Cache(shareable), flags="new")
-        assert "ACCEL_CACHE_DIR" in caught.value.remedy
-
-    as_user(ANOTHER, load)
-
-
-@only_root
-def test_a_signature_by_a_member_of_a_group_shares_nothing(shareable: Path) -> None:
-    shareable.mkdir()
-    publish(Cache(shareable))
-    os.chown(shareable, -1, 4242)
-    shareable.chmod(0o2775)
-
-    def forge() -> None:
-        text = (shareable / ownership.SIGNATURE).read_text()
-        (shareable / ownership.SIGNATURE).rename(shareable / "old")
-        (shareable / ownership.SIGNATURE).write_text(f"{text}group 4242\n")
-
-    as_user(ANOTHER, forge, group=4242)
-    assert find(Cache(shareable)) is None
 
 
 def test_a_cache_with_entries_is_not_made_a_shared_one(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
@@ -679,33 +403,3 @@ def test_a_time_in_the_future_protects_no_entry_and_no_log(cache: Cache) -> None
         keep_in_bounds(cache)
     assert not old.directory.exists()
     assert not log.exists()
-
-
-def test_a_relative_home_is_named() -> None:
-    at_home = env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME="relative", HOME="here")
-    with at_home, pytest.raises(CacheError, match="HOME='here' is relative") as caught:
-        Cache()
-    assert "ACCEL_CACHE_DIR" in caught.value.remedy
-    with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME="relative", HOME="/"):
-        assert Cache().root == Path("/.cache/accel-ops")
-
-
-def test_a_staging_directory_of_an_impossible_process_is_swept(cache: Cache) -> None:
-    publish(cache)
-    left = cache.home / "staging" / new_name("small").replace(f"@{os.getpid()}@", f"@{'9' * 20}@")
-    left.mkdir()
-    os.utime(left, (0, 0))
-    publish(cache, flags="-O0")
-    assert not left.exists()
-
-
-def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    for name in ("sweep", "make_directory", "sign_of_life"):
-        with monkeypatch.context() as failing:
-            failing.setattr(f"op_builder.cache.staging.{name}", fail)
-            with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):
-                pass
-    assert list((cache.home / "staging").iterdir()) == []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +63,14 @@ def test_an_exported_entry_is_imported(cache: Cache, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"#!/bin/sh\n", "not a shared library"),
-        (b"", "not a shared library"),
-        (LIBRARY[:19], "not a shared library"),
-        (OTHER_MACHINE, "not a shared library"),
-        (LIBRARY[:16] + struct.pack("=H", 2) + LIBRARY[18:], "not a shared library"),
-    ],
-    ids=["script", "empty", "torn", "another machine's", "a program"],
+    "content",
+    [b"", LIBRARY[:19], OTHER_MACHINE, LIBRARY[:16] + struct.pack("=H", 2) + LIBRARY[18:]],
+    ids=["empty", "torn", "another machine's", "a program"],
 )
 def test_a_binary_that_this_machine_cannot_load_is_refused(
-    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, content: bytes, words: str
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, content: bytes
 ) -> None:
-    assert words in refusal(capsys, cache, bundle(tmp_path / "x.zip", manifest(content), content))
+    assert "not a shared library" in refusal(capsys, cache, bundle(tmp_path / "x.zip", manifest(content), content))
 
 
 @pytest.mark.parametrize(
@@ -126,35 +118,6 @@ def test_crafted_names_are_refused(
     assert words in refusal(capsys, cache, path)
 
 
-def test_a_name_that_is_there_twice_is_refused(
-    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path
-) -> None:
-    path = bundle(tmp_path / "x.zip", manifest())
-    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
-        file.writestr(file.namelist()[0], "{}")
-    assert "a name twice" in refusal(capsys, cache, path)
-
-
-def method(number: int) -> Callable[[bytes], bytes]:
-    return lambda central: central[:10] + struct.pack("<H", number) + central[12:]
-
-
-def flag(central: bytes) -> bytes:
-    return central[:8] + struct.pack("<H", 1) + central[10:]
-
-
-@pytest.mark.parametrize(
-    "change", [method(12), method(14), method(99), flag], ids=["bzip2", "lzma", "new", "encrypted"]
-)
-def test_other_methods_of_zip_files_are_refused(
-    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, change: Callable[[bytes], bytes]
-) -> None:
-    path = bundle(tmp_path / "x.zip", manifest())
-    start, mark, central = path.read_bytes().partition(b"PK\1\2")
-    path.write_bytes(start + change(mark + central))
-    assert "unknown method" in refusal(capsys, cache, path)
-
-
 @pytest.mark.parametrize("is_honest", [True, False])
 def test_a_bundle_that_expands_without_end_is_refused_and_takes_no_memory(
     capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, is_honest: bool
@@ -179,13 +142,6 @@ def test_a_bundle_that_expands_without_end_is_refused_and_takes_no_memory(
     finally:
         tracemalloc.stop()
     assert ("would expand to" if is_honest else "cannot be read") in message
-
-
-def test_what_is_no_file_is_refused(cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
-        assert "It is not a regular file" in refusal(capsys, cache, place)
-    assert "No such file" in refusal(capsys, cache, tmp_path / "missing")
 
 
 def test_damaged_and_hostile_bundles_are_one_error(cache: Cache, tmp_path: Path) -> None:

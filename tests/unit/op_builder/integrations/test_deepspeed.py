@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -101,10 +100,12 @@ show()
 OURS = {"cpu": "accelerator op_builder op_builder accelerator", "cuda": "deepspeed op_builder op_builder deepspeed"}
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture
 def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The device that DeepSpeed finds, which is the CPU unless a test names another."""
+    name = str(getattr(request, "param", "cpu"))
     files = {
-        "accelerator/real_accelerator.py": ACCELERATOR % request.param,
+        "accelerator/real_accelerator.py": ACCELERATOR % name,
         "ops/op_builder/own.py": OWN,
         "ops/op_builder/all_ops.py": LISTS,
         "user.py": "from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder\n",
@@ -114,7 +115,7 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     (package / "__init__.py").write_text("import deepspeed.user\n")
     (tmp_path / "deepspeed-0.19.8.dist-info").mkdir()
     (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.8\n")
-    return str(request.param)
+    return name
 
 
 def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], str]:
@@ -125,7 +126,11 @@ def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], 
     return done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.parametrize("how", ["before", "after", "variable"])
+@pytest.mark.parametrize(
+    ("device", "how"),
+    [("cpu", "before"), ("cpu", "after"), ("cpu", "variable"), ("cuda", "after")],
+    indirect=["device"],
+)
 def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: str, how: str) -> None:
     line = "import op_builder.integrations.deepspeed\n"
     code = {"before": line, "after": "import deepspeed\n" + line, "variable": "import deepspeed\n"}[how] + SHOW
@@ -135,24 +140,18 @@ def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: st
     assert log.count("uses accel-ops") == 1
 
 
-def test_nothing_changes_without_the_switch(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("device")
+def test_nothing_changes_without_the_switch(tmp_path: Path) -> None:
     lines, log = run(tmp_path, "from accelerator import get_accelerator; get_accelerator()\nimport deepspeed\n" + SHOW)
     assert lines[0] == "deepspeed deepspeed deepspeed deepspeed"
     assert "uses accel-ops" in log  # the import in SHOW, for its off()
 
 
-def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("device")
+def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path) -> None:
     lines, log = run(tmp_path, "import deepspeed; print('imported')", ACCEL_DEEPSPEED="perhaps")
     assert lines == ["imported"]
     assert log.count("WARNING DeepSpeed keeps its own ops") == 1
-
-
-def test_settings_that_name_different_accelerators_are_a_warning(tmp_path: Path, device: str) -> None:
-    names = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cuda"}
-    lines, log = run(tmp_path, "import deepspeed; print('imported')", ACCEL_DEEPSPEED="1", **names)
-    assert lines == ["imported"]
-    if device == "cpu":
-        assert log.count("WARNING DeepSpeed keeps its own ops: ACCEL_ACCELERATOR='cuda' and DS_ACCEL") == 1
 
 
 def test_without_deepspeed_the_line_says_how_to_get_it(tmp_path: Path) -> None:
@@ -162,30 +161,11 @@ def test_without_deepspeed_the_line_says_how_to_get_it(tmp_path: Path) -> None:
     assert "pip install deepspeed" in done.stderr
 
 
-@pytest.mark.parametrize("version", ["0.17.2", "0.19.9", "0.20.0"])
-def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path, device: str, version: str) -> None:  # noqa: ARG001
-    (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
+@pytest.mark.usefixtures("device")
+def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.9\n")
     _, log = run(tmp_path, "import op_builder.integrations.deepspeed")
-    assert f"WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with {version}." in log
-
-
-def test_the_table_of_compatible_ops_that_older_releases_keep_is_renewed(tmp_path: Path, device: str) -> None:
-    ops = tmp_path / "deepspeed" / "ops"
-    (ops / "__init__.py").write_text("__compatible_ops__ = {'found at import': True}\n")
-    listed = (
-        "class Op:\n    def is_compatible(self):\n        return True\n\n\nALL_OPS = {asked.partition('.')[0]: Op()}\n"
-    )
-    (ops / "op_builder" / "all_ops.py").write_text(LISTS + listed)
-    code = """
-        import deepspeed.ops.op_builder.all_ops
-        kept = deepspeed.ops.__compatible_ops__
-        import op_builder.integrations.deepspeed as integration
-        print(kept)
-        integration.off()
-        print(kept)
-    """
-    renewed = [f"{{'{name}': True, 'deepspeed_not_implemented': False}}" for name in ("accelerator", "deepspeed")]
-    assert run(tmp_path, code)[0] == [renewed[device != "cpu"], renewed[1]]
+    assert "WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with 0.19.9." in log
 
 
 def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
@@ -194,50 +174,6 @@ def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str)
     lines, _ = run(tmp_path, "import deepspeed\n" + SHOW)
     assert lines[0].startswith(OURS[device])
     assert lines[1] == "deepspeed deepspeed deepspeed deepspeed"
-
-
-def test_reductions_find_their_op_once(tmp_path: Path, device: str) -> None:
-    code = """
-        import torch, op_builder.integrations.deepspeed
-        from op_builder.cpu import ShareMemCommBuilder
-        loads = []
-        class Loaded:
-            inference_all_reduce_ = torch.Tensor.zero_
-        ShareMemCommBuilder.load = lambda self, verbose=True: loads.append(self) or Loaded
-        tensor = torch.ones(3)
-        for _ in range(3):
-            torch.ops.deepspeed.inference_all_reduce_(tensor)
-        print(tensor.tolist(), len(loads))
-    """
-    if device == "cpu":
-        assert run(tmp_path, code)[0] == ["[0.0, 0.0, 0.0] 1"]
-
-
-def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) -> None:
-    directory = tmp_path / "deepspeed" / "ops" / "op_builder"
-    (directory / "cpu").mkdir()
-    for name, module in (
-        ("WideBuilder", "wide"),
-        ("NarrowBuilder", "cpu/narrow"),
-        ("BothBuilder", "both"),
-        ("BothBuilder", "cpu/both"),
-    ):
-        (directory / f"{module}.py").write_text(
-            f"from .builder import CPUOpBuilder\n\n\nclass {name}(CPUOpBuilder):\n    NAME = {name!r}\n"
-        )
-    code = """
-        from op_builder.builder import OpBuilder
-        from op_builder.integrations.deepspeed import engine_builder
-        for name in ("WideBuilder", "NarrowBuilder", "BothBuilder"):
-            print(engine_builder(name).__module__, issubclass(engine_builder(name), OpBuilder))
-        engine_builder("TallBuilder")
-    """
-    begin = "import logging; logging.disable()\n"
-    done = run_python(begin + textwrap.dedent(code), tmp_path, ACCEL_ACCELERATOR="cpu")
-    places = ["wide", "cpu.narrow", "cpu.both" if device == "cpu" else "both"]
-    assert done.stdout.splitlines() == [f"deepspeed_on_accel_ops.{place} True" for place in places]
-    assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr
-    assert "It has: BothBuilder, NarrowBuilder, WideBuilder." in done.stderr
 
 
 OTHER = """
@@ -259,13 +195,9 @@ class InferenceBuilder(CPUOpBuilder):
 """
 
 
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("how", ["before", "after"])
-def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(
-    tmp_path: Path,
-    device: str,  # noqa: ARG001
-    how: str,
-) -> None:
+def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_path: Path, how: str) -> None:
     directory = tmp_path / "deepspeed" / "ops" / "op_builder"
     (directory / "transformer.py").write_text(OTHER)
     (directory / "of_another_release.py").write_text("from .builder import missing\n")
@@ -304,7 +236,8 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(
     assert "WARNING The builders of DeepSpeed's module of_another_release stay its own: cannot import" in log
 
 
-def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("device")
+def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path) -> None:
     module = tmp_path / "deepspeed" / "accelerator" / "real_accelerator.py"
     module.write_text("import op_builder.integrations.deepspeed\n" + module.read_text())
     done = run_python("import deepspeed", tmp_path)
@@ -326,17 +259,3 @@ def test_a_checkout_of_deepspeed_that_hides_our_packages_is_named(tmp_path: Path
     command = [sys.executable, "-S", "-c", code]  # without an editable install, which mixes the packages
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert f"ModuleNotFoundError: {message.format(place=place)}" in done.stderr
-
-
-def test_a_directory_named_deepspeed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "deepspeed").mkdir()
-    done = run_python("import op_builder.integrations.deepspeed", tmp_path)
-    assert done.returncode != 0
-    assert "has no module accelerator.real_accelerator" in done.stderr
-
-
-def test_sources_of_deepspeed_without_a_version_are_a_warning(tmp_path: Path, device: str) -> None:  # noqa: ARG001
-    shutil.rmtree(tmp_path / "deepspeed-0.19.8.dist-info")
-    _, log = run(tmp_path, "import op_builder.integrations.deepspeed")
-    assert "WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with one of an unknown version." in log
-    assert "uses accel-ops" in log
