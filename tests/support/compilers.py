@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+# For tests that run g++ themselves, or whose sources need more than ziglang's clang offers.
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
+
 
 def require_program(name: str) -> str:
     """The path of a program, or the test is skipped."""

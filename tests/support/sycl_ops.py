@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,9 @@ from op_builder.cache.store import Cache
 from op_builder.plan import Binding
 from op_builder.toolchains.sycl_runtime import find_runtime
 
-needs_runtime = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
+needs_runtime = pytest.mark.skipif(
+    find_runtime() is None or shutil.which("g++") is None, reason="needs the SYCL runtime (the extra sycl) and g++"
+)
 
 KERNEL = """
 #pragma once

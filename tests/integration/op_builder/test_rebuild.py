@@ -15,6 +15,7 @@ from op_builder.cache.manifest import MANIFEST
 from op_builder.cache.store import Cache, Entry
 from op_builder.load.resolver import Request, compile_now
 from op_builder.system.file_contents import content_sha256
+from tests.support.compilers import needs_gxx
 from tests.support.entries import edit_record
 from tests.support.small_ops import SmallBuilder, copied
 
@@ -40,6 +41,7 @@ def compiled(directory: Path, cache: Path) -> Entry:
     return compile_now(Request.of(TwoSources(directory, Cache(cache))))
 
 
+@needs_gxx
 def test_a_build_does_not_depend_on_places_users_times_locales_or_jobs(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.plan import ENTRY_POINT
+from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, write_package
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
@@ -81,6 +82,7 @@ setup(name="project", packages=["project"], include_package_data=True,
 """
 
 
+@needs_gxx
 def test_setuptools_builds_kernels_of_another_package(tmp_path: Path) -> None:
     write_package(tmp_path / "site", "acme_elsewhere", ELSEWHERE)
     project = tmp_path / "project"

@@ -19,6 +19,7 @@ from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.report.collect import op_row
+from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import importable, load_module, run_python, write_package
 
 BUILDERS = """
@@ -345,6 +346,7 @@ def test_a_function_that_links_is_found(vendor: Any, function: str) -> None:
     assert vendor.PlainBuilder().has_function(function, ("m", "pthread"))
 
 
+@needs_gxx
 def test_a_function_is_found_in_a_directory_that_is_named(vendor: Any, tmp_path: Path) -> None:
     import subprocess
 

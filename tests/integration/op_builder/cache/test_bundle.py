@@ -13,6 +13,7 @@ from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.bundle import export_bundle
 from op_builder.cache.store import Cache, Manifest
+from tests.support.compilers import needs_gxx
 from tests.support.entries import publish
 from tests.support.small_ops import SmallBuilder, added, copied
 
@@ -98,6 +99,7 @@ def test_import_says_why_an_entry_does_not_fit_this_machine(
     assert "1 of them for another machine" in text
 
 
+@needs_gxx
 def test_without_a_compiler_here_an_entry_of_any_compiler_fits(
     capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache
 from op_builder.load.resolver import Request
 from op_builder.report.collect import explain
-from tests.support.compilers import program
+from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, copied
 
 
@@ -75,6 +75,7 @@ def test_the_difference_is_named(copy: SmallBuilder, change: Callable[[SmallBuil
     assert difference.endswith(line)
 
 
+@needs_gxx
 def test_another_compiler_is_named_with_both_versions(copy: SmallBuilder, tmp_path: Path) -> None:
     answers = 'case "$1" in -dumpmachine) echo x86_64-linux-gnu;; *) echo "g++ 99.0";; esac'
     with env.scope(CXX=str(program(tmp_path / "g++-99", answers))):

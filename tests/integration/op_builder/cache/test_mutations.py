@@ -21,6 +21,7 @@ from op_builder.cache import fingerprint, headers
 from op_builder.cache.store import Cache
 from op_builder.engine import commands
 from op_builder.system import torch_install
+from tests.support.compilers import needs_gxx
 from tests.support.small_ops import replace_content
 
 # The module's value() says what it was compiled from, part by part.
@@ -455,6 +456,7 @@ QUICK = (
 )
 
 
+@needs_gxx
 @rows(
     slow=lambda name: name not in QUICK,
     # sources
@@ -569,6 +571,7 @@ def cache_moved(bench: Bench) -> None:
     bench.builder.cache = Cache(bench.path("cache of another home"))
 
 
+@needs_gxx
 @rows(
     slow=lambda name: name.startswith(("torch_", "ops_of", "another_")),
     touched_headers=Row(touched("op/include/outer.h", "op/include/nested.h", "op/beside.h")),

@@ -18,7 +18,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
-from tests.support.compilers import program
+from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added
 from tests.support.users import STRANGER, run_as
 
@@ -57,6 +57,7 @@ def fill(directory: Path, leave_bytes: int) -> Path:
 # Disks --------------------------------------------------------------------------------------
 
 
+@needs_gxx
 @pytest.mark.parametrize("leave_bytes", [0, 4 << 10, 12 << 10], ids=["the source", "the assembly", "the library"])
 def test_a_full_temporary_directory_is_named(
     small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave_bytes: int
@@ -170,6 +171,7 @@ def test_a_compiler_that_fails_the_probe_makes_the_op_incompatible(small: SmallB
     assert added(small.load()) == 1.0, "a failure is not remembered"
 
 
+@needs_gxx
 def test_a_missing_nm_makes_the_op_incompatible_unless_pyelftools_is_installed(
     small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from op_builder import env
 from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError
 from op_builder.load import resolver
-from tests.support.compilers import program
+from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added
 
 TOOLS = "/usr/local/bin:/usr/bin:/bin"
@@ -65,6 +65,7 @@ def test_the_binary_needs_torchs_libraries_and_names_no_place(small: SmallBuilde
     assert str(Path(torch.__file__).parent).encode() not in content
 
 
+@needs_gxx
 @pytest.mark.parametrize("by_compiler", [False, True])
 def test_a_linker_that_must_find_all_symbols_meets_torchs_own_libraries(small: SmallBuilder, by_compiler: bool) -> None:
     if not by_compiler:
@@ -83,6 +84,7 @@ def test_an_edit_runs_in_the_same_process_and_old_code_stays_cached(small: Small
     assert len(small.cache.entries()) == 2
 
 
+@needs_gxx
 def test_read_only_use_without_compiler_and_ninja_hits(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     with env.scope(PATH=TOOLS):
         small.load()
@@ -110,6 +112,7 @@ def test_jit_forbidden_says_what_it_would_have_needed_and_what_changed(small: Sm
     assert "differs in: nested.h changed" in str(caught.value)
 
 
+@needs_gxx
 def test_no_compiler_is_an_incompatible_op_with_the_remedy(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     assert not small.is_compatible()
     assert "apt-get install g++" in str(small.error_log)
@@ -166,6 +169,7 @@ def compiler_that(directory: Path, does_first: str) -> str:
     return str(program(directory / "g++-and-more", body))
 
 
+@needs_gxx
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_header_saved_or_moved_here_during_the_build_is_noticed(
     small: SmallBuilder, tmp_path: Path, moved: bool
@@ -180,6 +184,7 @@ def test_a_header_saved_or_moved_here_during_the_build_is_noticed(
 # Entries of other compilers -----------------------------------------------------------------
 
 
+@needs_gxx
 @pytest.mark.usefixtures("new_process")
 def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     with env.scope(PATH=TOOLS):
@@ -197,6 +202,7 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: Smal
         assert not is_hit(small)
 
 
+@needs_gxx
 @pytest.mark.usefixtures("new_process")
 def test_a_build_with_flags_in_cxx_is_not_used_without_them(small: SmallBuilder, tmp_path: Path) -> None:
     with env.scope(CXX="g++ -DOTHERWISE"):

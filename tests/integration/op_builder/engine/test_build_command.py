@@ -17,7 +17,7 @@ from op_builder.build import Outcome, build_all, main
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
-from tests.support.compilers import EndlessCompiler, program, wait_until
+from tests.support.compilers import EndlessCompiler, needs_gxx, program, wait_until
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -58,6 +58,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("op_builder.toolchains.jobs.available_cores", lambda *_: 4)
 
 
+@needs_gxx
 @pytest.mark.parametrize(
     ("variables", "free_mib", "most"),
     [
@@ -85,6 +86,7 @@ def test_all_ops_together_run_no_more_compilers_than_allowed(
     assert max(itertools.accumulate(signs)) <= most
 
 
+@needs_gxx
 @pytest.mark.parametrize(("required", "status"), [(True, "failed"), (False, "skipped")])
 def test_an_incompatible_op_fails_only_if_required(
     small: SmallBuilder, tmp_path: Path, required: bool, status: str
@@ -118,6 +120,7 @@ def test_an_unknown_op_lists_the_ops(capsys: pytest.CaptureFixture[str]) -> None
     assert "cpu_adam" in capsys.readouterr().err
 
 
+@needs_gxx
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
 def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
     compiler = EndlessCompiler.make(tmp_path)
@@ -146,6 +149,7 @@ def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals
     assert Cache(tmp_path / "cache").entries() == []
 
 
+@needs_gxx
 def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = EndlessCompiler.make(tmp_path)
     with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):
@@ -155,6 +159,7 @@ def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Pa
     assert list((small.cache.home / "staging").iterdir()) == []
 
 
+@needs_gxx
 def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
     program(tmp_path / "cxx", 'case "$*" in *adam*) set -- "$@" -include nowhere.h;; esac\nexec g++ "$@"')
     environment = env.child_environment(CXX=str(tmp_path / "cxx"), ACCEL_CACHE_DIR=str(tmp_path / "cache"))

@@ -13,6 +13,7 @@ import pytest
 from op_builder import env
 from op_builder.build import main
 from op_builder.system.torch_install import torch_install
+from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT
 
 BUILDERS = """
@@ -110,6 +111,7 @@ def library(project: Path) -> str:
     return str(outcome["path"])
 
 
+@needs_gxx
 def test_a_program_without_python_calls_the_op(library: str, tmp_path: Path) -> None:
     torch = torch_install()
     (tmp_path / "program.cpp").write_text(PROGRAM)

@@ -15,7 +15,7 @@ from op_builder.cache.eviction import keep_in_bounds
 from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, LoadError
 from op_builder.load import resolver
-from tests.support.compilers import program
+from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added, replace_content
 
 FILES = ("one", "two", "three")
@@ -54,6 +54,7 @@ def edit(builder: SmallBuilder, name: str, text: str) -> None:
     replace_content(path, (path.read_text() + text).encode())
 
 
+@needs_gxx
 def test_an_edit_compiles_the_files_that_it_concerns(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
     many.load()
     assert compiled() == ["one.cpp", "small.cpp", "three.cpp", "two.cpp"]
@@ -88,6 +89,7 @@ def test_an_entry_of_reused_objects_is_that_of_a_whole_build(many: SmallBuilder,
     assert reused.manifest.headers == whole.manifest.headers
 
 
+@needs_gxx
 def test_a_failed_build_resumes(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
     edit(many, "two.cpp", "wrong\n")
     with env.scope(ACCEL_MAX_JOBS="1"), pytest.raises(CompileError, match=r"two\.cpp"):
@@ -102,6 +104,7 @@ def objects(cache: Cache) -> list[Path]:
     return sorted((cache.home / "objects").iterdir())
 
 
+@needs_gxx
 def test_a_damaged_object_is_compiled_again(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
     many.load()
     compiled()
@@ -115,6 +118,7 @@ def test_a_damaged_object_is_compiled_again(many: SmallBuilder, compiled: Callab
     assert len(compiled()) == 4
 
 
+@needs_gxx
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
 def test_an_object_of_another_user_is_not_used(
     many: SmallBuilder, compiled: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
@@ -141,6 +145,7 @@ def test_objects_count_in_the_bound_and_go_before_entries(many: SmallBuilder) ->
     assert entry.is_intact()
 
 
+@needs_gxx
 def test_a_binary_that_cannot_be_opened_costs_only_its_link_again(
     many: SmallBuilder, compiled: Callable[[], list[str]]
 ) -> None:
@@ -154,6 +159,7 @@ def test_a_binary_that_cannot_be_opened_costs_only_its_link_again(
     assert compiled() == ["four.cpp"]
 
 
+@needs_gxx
 def test_a_forced_build_compiles_everything(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
     many.load()
     compiled()

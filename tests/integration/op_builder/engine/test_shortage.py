@@ -12,7 +12,7 @@ import pytest
 from op_builder import env
 from op_builder.errors import CompileError
 from op_builder.load import resolver
-from tests.support.compilers import program
+from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder
 
 FILES = 5
@@ -36,6 +36,7 @@ def of_many(small: SmallBuilder) -> SmallBuilder:
     return small
 
 
+@needs_gxx
 def test_a_build_resumes_with_half_the_jobs(
     small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_build_resumes_with_half_the_jobs(
     assert resumed == [2, 1]
 
 
+@needs_gxx
 def test_one_compiler_that_is_too_large_is_an_error(small: SmallBuilder, tmp_path: Path) -> None:
     log = tmp_path / "log"
     compiler = program(tmp_path / "g++", f'case "$*" in *part1.o*) echo >>{log}; kill -9 $$ ;; esac\nexec g++ "$@"')
@@ -58,6 +60,7 @@ def test_one_compiler_that_is_too_large_is_an_error(small: SmallBuilder, tmp_pat
     assert len(log.read_text()) <= 3, "one that runs alone is not tried again"
 
 
+@needs_gxx
 def test_the_memory_of_the_largest_compiler_is_recorded(small: SmallBuilder, tmp_path: Path) -> None:
     hold = f"{sys.executable} -S -c 'b\"x\" * (3 << 29)'"
     compiler = program(tmp_path / "large-g++", f'case "$*" in *-MD*small.o*) {hold} ;; esac\nexec g++ "$@"')

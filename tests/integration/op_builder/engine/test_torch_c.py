@@ -13,6 +13,7 @@ import torch
 
 from op_builder.cache.store import Cache
 from op_builder.system.torch_install import torch_install
+from tests.support.compilers import needs_gxx
 from tests.support.small_ops import make_small
 
 CSRC = Path(__file__).parents[4] / "csrc"
@@ -108,6 +109,7 @@ def test_declarations_are_those_of_torch(compiler: str, ours_first: bool) -> Non
     assert done.returncode == 0, done.stderr
 
 
+@needs_gxx
 def test_torch_declares_every_function() -> None:
     """Of 2.10, which the headers of later ones show for that target: else the compiler has nothing to compare."""
     text = "\n".join(f"#include <{name}>" for name in SHIMS)

@@ -25,6 +25,7 @@ from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
+from tests.support.compilers import needs_gxx
 from tests.support.small_ops import STABLE_SOURCE
 
 ROOT = Path(op_builder.__file__).parents[1]
@@ -221,6 +222,7 @@ UNBUILDABLE = {
 }
 
 
+@needs_gxx
 @pytest.mark.parametrize(("builders", "request_", "message", "remedy"), UNBUILDABLE.values(), ids=UNBUILDABLE)
 def test_an_op_that_cannot_be_built_is_an_error(
     tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
@@ -234,6 +236,7 @@ def test_an_op_that_cannot_be_built_is_an_error(
     assert not tree.prebuilt.exists()
 
 
+@needs_gxx
 @pytest.mark.parametrize("request_", [EVERYTHING, ADD_ALONE], ids=["everything", "one"])
 def test_a_missing_compiler_is_an_error(tmp_path: Path, request_: BuildRequest) -> None:
     tree = make_tree(tmp_path / "site")
@@ -247,6 +250,7 @@ def test_a_missing_compiler_is_an_error(tmp_path: Path, request_: BuildRequest) 
     assert not tree.prebuilt.exists()
 
 
+@needs_gxx
 @pytest.mark.parametrize("word", ["-march=x86-64-v4", "-mcpu=native"])
 def test_a_compiler_with_march_is_refused(tmp_path: Path, word: str) -> None:
     tree = make_tree(tmp_path)

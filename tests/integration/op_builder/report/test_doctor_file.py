@@ -14,6 +14,7 @@ import torch
 
 from op_builder.cache.store import Cache
 from op_builder.report import doctor
+from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT
 from tests.support.small_ops import make_small
 
@@ -65,6 +66,7 @@ def compiled(place: Path, name: str, source: str, link: tuple[str, ...] = ()) ->
     return place / name
 
 
+@needs_gxx
 def test_verdicts_agree_with_the_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, (source, link, _) in FILES.items():
         compiled(tmp_path, name, source, link)
@@ -78,6 +80,7 @@ def test_verdicts_agree_with_the_loader(tmp_path: Path, capsys: pytest.CaptureFi
         assert words in shown
 
 
+@needs_gxx
 @pytest.mark.parametrize(
     ("tag", "members", "summary", "status"),
     [

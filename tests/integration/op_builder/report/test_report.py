@@ -25,6 +25,7 @@ from op_builder.report.collect import explain, op_row
 from op_builder.report.machine import environment
 from op_builder.report.render import print_explanation
 from op_builder.system.torch_install import torch_install
+from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, importable, write_package
 from tests.support.seeds import ENTRY
 from tests.support.small_ops import SmallBuilder, replace_content
@@ -62,6 +63,7 @@ def test_an_unknown_accelerator_is_an_error_and_the_ops_are_still_listed() -> No
     assert data["ops"]
 
 
+@needs_gxx
 @pytest.mark.usefixtures("new_process")
 def test_without_a_compiler_the_op_is_incompatible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with env.scope(ACCEL_ACCELERATOR="cpu", PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "c")):
@@ -216,6 +218,7 @@ def test_an_unusable_builder_is_an_error(
     assert all(text in errors for text in (repr(name), cause, remedy))
 
 
+@needs_gxx
 @pytest.mark.parametrize(
     "arguments", ["op_builder.report --json", "accelerator.report --json", "op_builder.cache list"]
 )

@@ -6,6 +6,7 @@ from op_builder import env
 from op_builder.builder.recipe import make_plan
 from op_builder.system.outcomes import Failed, Passed
 from op_builder.toolchains.checks import cxx_check
+from tests.support.compilers import needs_gxx
 from tests.support.small_ops import SmallBuilder
 
 
@@ -14,6 +15,7 @@ def test_flags_of_two_words_stay_whole(small: SmallBuilder) -> None:
     assert isinstance(cxx_check(make_plan(small), small.cache.memo), Passed)
 
 
+@needs_gxx
 def test_a_linker_that_fails_is_quoted_and_an_answer_counts_for_its_flags_alone(small: SmallBuilder) -> None:
     with env.scope(CXX="g++"):
         assert isinstance(cxx_check(make_plan(small), small.cache.memo), Passed)

@@ -14,6 +14,7 @@ from op_builder.errors import IncompatibleOpError, ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import Failed, Passed, failures
 from op_builder.toolchains import oneccl
+from tests.support.compilers import needs_gxx
 
 CONFIG = """
 #define CCL_MAJOR_VERSION           2022
@@ -84,6 +85,7 @@ def test_without_oneccl_the_op_says_what_is_missing_and_how_to_get_it(nowhere: P
     assert "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'" in str(caught.value)
 
 
+@needs_gxx
 def test_files_that_only_have_the_names_fail_the_checks(nowhere: Path, tmp_path: Path) -> None:
     memo = Memo(tmp_path / "memo")
     with env.scope(CCL_ROOT=str(fake(nowhere / "bare", with_headers=False))):

@@ -25,6 +25,7 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import choose, gather_facts
 from op_builder.toolchains.sycl_runtime import find_runtime
 from tests.support import stand_in_icpx
+from tests.support.compilers import require_program
 from tests.support.stand_in_icpx import OF_PYTHON
 from tests.support.sycl_ops import ScaleBuilder, needs_runtime, write_scale
 
@@ -40,7 +41,9 @@ def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     # Further libraries of an XPU build of torch, empty because nothing in them is called.
     for name in ("torch_xpu", "c10_xpu"):
-        done = run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")])
+        done = run(
+            [require_program("g++"), "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")]
+        )
         assert done.ok, done.errors
     log = tmp_path / "calls"
     monkeypatch.setenv("PATH", f"{directory}:{env.child_environment()['PATH']}")

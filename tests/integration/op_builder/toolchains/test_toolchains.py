@@ -18,7 +18,7 @@ from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
-from tests.support.compilers import program
+from tests.support.compilers import needs_gxx, program
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
@@ -49,6 +49,7 @@ def test_the_script_that_runs_ziglang_is_identified_by_what_it_runs(
         assert find_cxx(memo).path == str(zig)
 
 
+@needs_gxx
 def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo) -> None:
     launcher = program(tmp_path / "bin" / "launcher", 'exec "$@"')
     with env.scope(CXX=f"{launcher} g++"):
@@ -58,6 +59,7 @@ def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo)
     assert compiler.path == os.path.realpath(str(shutil.which("g++")))
 
 
+@needs_gxx
 def test_no_compiler_says_how_to_get_one(tmp_path: Path, memo: Memo) -> None:
     with env.scope(CXX=None, PATH=str(tmp_path)), pytest.raises(ToolchainError, match=r"No C\+\+ compiler") as caught:
         find_cxx(memo)

@@ -25,6 +25,7 @@ from op_builder import env
 from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
+from tests.support.compilers import needs_gxx
 from tests.support.files import ENGINES, random_bytes, raw, wait_until
 
 IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed
@@ -301,6 +302,7 @@ def run_python(code: str, **variables: str | None) -> str:
     return done.stdout + done.stderr
 
 
+@needs_gxx
 def test_calls_that_are_interrupted_refused_or_do_a_part(faulty_calls: Path, tmp_path: Path) -> None:
     run_python(
         f"""
@@ -324,6 +326,7 @@ def test_calls_that_are_interrupted_refused_or_do_a_part(faulty_calls: Path, tmp
     )
 
 
+@needs_gxx
 def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_calls: Path, tmp_path: Path) -> None:
     run_python(
         f"""
@@ -340,6 +343,7 @@ def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_c
     )
 
 
+@needs_gxx
 @pytest.mark.parametrize(
     ("refused", "chosen"),
     [
@@ -364,6 +368,7 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
         assert f"StorageEngine(name='{name}', refusal='the system refuses it: " in output
 
 
+@needs_gxx
 def test_where_o_direct_commands_are_refused_bytes_go_through_the_page_cache(faulty_calls: Path, disk: Path) -> None:
     """With a descriptor for the edges, and without."""
     output = run_python(
@@ -390,6 +395,7 @@ TRANSFER = """
 """
 
 
+@needs_gxx
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])
 def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
     faulty_calls: Path, tmp_path: Path, engine: str
@@ -418,6 +424,7 @@ def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
     assert f"Storage engine {engine} stopped working: " in output
 
 
+@needs_gxx
 @pytest.mark.parametrize(("engine", "reason"), [("io_uring", "EPERM"), ("libaio", "ENOSYS")])
 def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path, engine: str, reason: str) -> None:
     output = run_python(
@@ -443,6 +450,7 @@ def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path,
     assert output.rstrip().endswith("False")
 
 
+@needs_gxx
 def test_memory_that_may_not_be_locked_is_reported(faulty_calls: Path) -> None:
     output = run_python(
         """

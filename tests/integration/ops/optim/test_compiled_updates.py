@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from op_builder.cpu import FusedAdamBuilder, FusedLambBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from tests.support.compilers import needs_gxx
 from tests.support.fused_cases import CHUNK
 from tests.support.optimizer_reference import ADAM, SGD, Kind, as_lists, load, make_tensors
 
@@ -77,6 +78,7 @@ def packed(seed: int) -> TensorLists:
     )
 
 
+@needs_gxx
 @pytest.mark.parametrize(("as_number", "backend"), [(float, "aot_eager"), (torch.tensor, "inductor")])
 def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
     def train_step(tensors: TensorLists, step: Any, lr: Any, scale: Any) -> None:

@@ -13,6 +13,7 @@ from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.system import cpu_isa
 from tests.support.adam_reference import Options, random_tensors
+from tests.support.compilers import needs_gxx
 from tests.support.optimizer_reference import as_lists
 
 OPTIONS = Options().listed()
@@ -120,6 +121,7 @@ def test_binding_and_python_see_the_same_instruction_sets(cpu_adam):
     assert tuple(cpu_adam.ops.supported_isas().split(",")) == cpu_isa.supported_isas()
 
 
+@needs_gxx
 def test_a_prepared_list_works_inside_a_compiled_function(cpu_adam):
     """Its ops have no tensors, so a graph would drop them as doing nothing."""
     results = []
