@@ -29,10 +29,8 @@ _ONLY_CXX = re.compile(r"-std=(?:c|gnu)\+\+|-fno-rtti$|-fvisibility-inlines-hidd
 
 # One mistake in a template can fill a log of 20 MB. Clang stops after as many errors of its own accord.
 _MOST_ERRORS = "-fmax-errors=20"
-
 # What the linker took in, as it lists it.
 LINKED_LIST = "link.d"
-
 # Where a build's directory holds the precompiled torch/extension.h; see engine/precompiled.py.
 PRECOMPILED_DIRECTORY = "precompiled"
 
