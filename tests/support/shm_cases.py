@@ -334,12 +334,6 @@ def one_is_killed(place: Place, collective: str, count: int, symmetric: bool = F
     return result
 
 
-def all_are_killed(place: Place) -> None:
-    group = place.group()
-    x = group.empty_symmetric(1 << 20)
-    group.all_reduce(x)
-    os.kill(os.getpid(), signal.SIGKILL)
-
 
 def killed_while_meeting(place: Place) -> None:
     """The last rank ends after it has published its memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +42,3 @@ def values_of_case(case: str, size: int, **arguments: Any) -> list[Any]:
     assert [end.error for end in ends] == [""] * size, ends
     assert [end.signal for end in ends] == [0] * size, ends
     return [end.value for end in ends]
-
-
-def shared_files() -> set[str]:
-    """What lies in /dev/shm, but for what other tests and programs put there while these run."""
-    if not os.path.isdir("/dev/shm"):
-        return set()
-    others = ("tmp", "torch_", "sem.", "psm_", "deepspeed")
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compilers import require_program
+
 ROOT = Path(__file__).parents[2]
 
 each_sanitizer = pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
@@ -22,7 +24,7 @@ def run_watched(
 ) -> str:
     """Build ``program``, run it with ``arguments`` successfully, and return what it printed."""
     common = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-fsanitize={sanitizer}", "-Icsrc", "-pthread"]
-    command = ["g++", *common, *flags, *map(str, sources), "-o", str(program)]
+    command = [require_program("g++"), *common, *flags, *map(str, sources), "-o", str(program)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if "cannot find" in built.stderr:
         pytest.skip("g++ has no library of the sanitizer")

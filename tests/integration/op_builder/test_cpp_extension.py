@@ -22,7 +22,7 @@ from op_builder import Binding, CPUOpBuilder, cpp_extension, env
 from op_builder.cpp_extension import load, load_inline
 from op_builder.errors import AccelError, CompileError, SourceNotFoundError
 from op_builder.integrations import torch_extensions
-from tests.support.compilers import require_program
+from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.foreign_package import ROOT
 
 MODULE = """
@@ -428,3 +428,21 @@ def test_children_of_a_program_build_here_where_the_start_file_is_installed() ->
     done = run_command("program.py")
     is_installed = "accel_ops.pth is missing" not in done.stderr
     assert done.stdout.startswith("op_builder." if is_installed else "torch."), done.stderr
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch has loaded its own libcudart")
+@needs_gxx
+def test_a_cuda_runtime_without_a_name_for_the_linker_is_linked(place: Path) -> None:
+    """As in the wheels of NVIDIA."""
+    library = place / "cuda" / "lib" / "libcudart.so.13"
+    library.parent.mkdir(parents=True)
+    write("cuda/include/cuda_runtime.h", 'extern "C" int cudaRuntime();\n')
+    source = write("runtime.cpp", 'extern "C" int cudaRuntime() { return 13; }\n')
+    subprocess.run(["g++", "-shared", "-fPIC", source, f"-Wl,-soname,{library.name}", "-o", library], check=True)
+    release = "Cuda compilation tools, release 13.0, V13.0.88"
+    program(place / "cuda" / "bin" / "nvcc", f'echo "{release}"; echo "#\\$ TOP={place / "cuda"}"')
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    text = f"#include <cuda_runtime.h>\n{MODULE}"
+    with env.scope(CUDA_HOME=str(place / "cuda"), LD_LIBRARY_PATH=str(library.parent)):
+        module = load("m", write("m.cpp", text), extra_cflags=["-DVALUE=cudaRuntime()"], with_cuda=True)
+    assert module.value() == 13

@@ -96,7 +96,7 @@ from op_builder.system import torch_install
 found = torch_install.torch_install()
 os.mkdir({str(tmp_path / "lib")!r})
 for name in ("torch_cpu", "torch_python"):
-    os.link(found.library_dir / f"lib{{name}}.so", f"{tmp_path}/lib/lib{{name}}.dylib")
+    os.symlink(found.library_dir / f"lib{{name}}.so", f"{tmp_path}/lib/lib{{name}}.dylib")
 torch_install.torch_install = lambda: found._replace(root=torch_install.Path({str(tmp_path)!r}))
 process = ctypes.CDLL(None)
 assert not hasattr(process, "aoti_torch_dtype_float32")

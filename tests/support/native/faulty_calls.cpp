@@ -16,6 +16,10 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 
+// How many calls have failed because of FAULTY_PERIOD; for tests.
+extern "C" std::atomic<unsigned> faulty_calls_failed;
+std::atomic<unsigned> faulty_calls_failed{0};
+
 namespace {
 
 std::atomic<unsigned> calls{0};
@@ -33,7 +37,11 @@ unsigned fault() {
     return 0;
   }
   const unsigned call = calls++;
-  return call % period == 0 ? 1 + call / period % 3 : 0;
+  if (call % period != 0) {
+    return 0;
+  }
+  ++faulty_calls_failed;
+  return 1 + call / period % 3;
 }
 
 template <class Function>

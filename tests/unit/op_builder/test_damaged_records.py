@@ -13,6 +13,7 @@ import torch
 import xxhash
 from torch.distributed import HashStore
 
+from accelerator.launch.output import Failure
 from op_builder.cache.__main__ import main
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.fingerprint import PlanKey
@@ -22,6 +23,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import CommunicationError, DamagedTensorError
 from op_builder.load import prebuilt
 from op_builder.load.prebuilt import read_index
+from op_builder.ops.comm import hosts
 from op_builder.ops.comm.shared_memory_meeting import Meeting
 from op_builder.ops.io.safetensors_file import load_safetensors
 from op_builder.ops.io.safetensors_format import METADATA, encoded
@@ -278,3 +280,29 @@ def test_a_damaged_record_of_a_meeting_is_one_error() -> None:
         store.set(f"{number}/1", variant)
         with pytest.raises(CommunicationError):
             Meeting(store, str(number), 2, 0, 5).exchange(-1, "")
+
+
+def test_a_damaged_record_of_a_group_is_one_error() -> None:
+    made = hosts.MadeGroups(HashStore(), 0)
+    mine = hosts.RankFacts("host", "", "auto")
+    hosts.exchange(made, 1, mine)
+    text = made.store.get("accel/0").decode()
+    for content in damaged(text.encode(), COUNT, 11):
+        made.store.set("accel/1", content.decode("latin-1"))
+        with pytest.raises(CommunicationError):
+            hosts.exchange(made, 2, mine)
+    for variant in sealed(text, 12):
+        made.store.set("accel/1", variant)
+        try:
+            hosts.exchange(made, 2, mine)
+        except CommunicationError:
+            continue
+
+
+def test_a_damaged_report_of_a_failed_rank_is_output() -> None:
+    line = Failure(1, 0, "host", 12, 3, 1.5, "tail", "message").to_line()
+    mark, text = line.split("{", 1)
+    for content in damaged(f"{{{text}".encode(), COUNT, 13):
+        str(Failure.from_line(mark + content.decode("latin-1")))
+    for facts in hostile(json.loads(f"{{{text}"), COUNT, 14):
+        str(Failure.from_line(mark + json.dumps(facts)))

@@ -303,3 +303,18 @@ def test_damaged_entry_points_are_a_problem_in_the_error(site: Site) -> None:
     assert "cpu_adam" in all_builders(CPU)
     with pytest.raises(UnknownOpError, match="entry points of the installed packages cannot be read"):
         find_builder("MissingBuilder", CPU)
+
+
+def test_listing_ops_compiles_none_that_a_package_loads_when_it_is_imported(site: Site, tmp_path: Path) -> None:
+    files = {
+        "{module}/__init__.py": "from {module}.host import AcmeScaleBuilder\nAcmeScaleBuilder().load()\n",
+        "{module}/host.py": SCALE,
+        "{module}/kernels/scale.cpp": STABLE_SOURCE,
+        "{module}/kernels/amount.h": "#define AMOUNT 7.0f\n",
+    }
+    site.install("acme", "{module}", files)
+    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
+        assert "acme_scale" not in all_builders(CPU)
+        assert not list((tmp_path / "cache").rglob("*.so"))
+        assert find_builder("AcmeScaleBuilder", CPU).NAME == "acme_scale"
+        assert "acme_scale" in all_builders(CPU), "it loads from the cache"

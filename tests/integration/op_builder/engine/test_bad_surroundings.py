@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from op_builder import Binding, env
-from op_builder.cache.store import Cache
+from op_builder.cache.store import Cache, default_cache_dir
+from op_builder.engine.ninja import find_ninja
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
@@ -225,3 +228,46 @@ def test_a_file_that_only_the_assembler_reads_is_refused_where_no_tool_lists_it(
     source.write_text(source.read_text() + f'asm("{directive} \\"{tmp_path / "read.s"}\\"");\n')
     with env.scope(CXX="clang++"), pytest.raises(ToolchainError, match=rf"by \{directive}"):
         small.load()
+
+
+def test_a_file_system_without_inodes_is_named(small: SmallBuilder, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64m,nr_inodes=16", "tmpfs") as disk:
+        with contextlib.suppress(OSError):
+            for number in range(20):
+                (disk / f"file{number}").touch()
+        with pytest.raises(CacheError, match="no inodes are left"):
+            with_cache(small, disk / "cache").load()
+
+
+@pytest.mark.parametrize("variable", ["ACCEL_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_relative_cache_directory_where_the_current_directory_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with env.scope(**{"ACCEL_CACHE_DIR": None, variable: "relative"}):
+        if variable == "XDG_CACHE_HOME":  # the XDG specification has it ignored
+            assert default_cache_dir().is_absolute()
+        else:
+            with pytest.raises(CacheError, match="current directory was deleted"):
+                default_cache_dir()
+
+
+def test_tools_behind_wrappers_that_print_on_stdout_work(small: SmallBuilder, tmp_path: Path) -> None:
+    for name in ("g++", "nm"):
+        program(tmp_path / "bin" / name, f'echo "hello world"\nexec {shutil.which(name)} "$@"')
+    with env.scope(CXX=str(tmp_path / "bin" / "g++"), PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}"):
+        assert added(small.load()) == 1.0
+
+
+@pytest.mark.parametrize("script", ["exit 1", "#!/does/not/exist"])
+def test_a_broken_ninja_does_not_hide_a_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    broken = program(tmp_path / "bin" / "ninja", "exit 1")
+    if script.startswith("#!"):
+        broken.write_text(f"{script}\n")
+    good = find_ninja()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python3"))
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    with env.scope(PATH=f"{broken.parent}:{Path(good).parent}:{os.environ['PATH']}"):
+        assert find_ninja() == good

@@ -77,7 +77,7 @@ def test_a_stopped_builder_is_waited_for_no_longer_than_a_build_may_take(
     builder = endless_builder(tmp_path / "op", cache)
     os.kill(builder, signal.SIGSTOP)
     try:
-        with env.scope(ACCEL_COMPILE_TIMEOUT_S="10"):
+        with env.scope(ACCEL_COMPILE_TIMEOUT_S="20"):
             quick(tmp_path / "op", cache).load()
     finally:
         os.kill(builder, signal.SIGKILL)

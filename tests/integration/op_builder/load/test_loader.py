@@ -9,6 +9,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -195,3 +196,39 @@ def test_the_class_of_an_ops_error_does_not_depend_on_torch(tmp_path: Path, smal
     # An overload is torch's own: its class depends on torch, the text names the class.
     with pytest.raises((ValueError, RuntimeError), match=r"^ValueError: x: too short$"):
         op.fail.default(0)
+
+
+@needs_fork
+def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder) -> None:
+    small.load()
+    is_loading, release = threading.Event(), threading.Event()
+
+    class Slow(SmallBuilder):
+        def bind(self, opened: Any) -> Any:
+            is_loading.set()
+            release.wait(60)
+            return opened
+
+    thread = threading.Thread(target=Slow(small.directory, small.cache).load)
+    thread.start()
+    assert is_loading.wait(60)
+    status = exit_status_of_child(lambda: added(small.load()) == 1.0)
+    release.set()
+    thread.join()
+    assert status == 0
+
+
+def test_an_op_may_load_another_while_it_is_bound(small: SmallBuilder, tmp_path: Path) -> None:
+    inner = make_small(tmp_path / "inner", small.cache, amount="2.0f")
+
+    class Outer(SmallBuilder):
+        def bind(self, opened: Any) -> Any:
+            return opened, inner.load()
+
+    inner.load()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(Outer(small.directory, small.cache).load()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the load waits for its own lock"
+    assert [added(op) for op in found[0]] == [1.0, 2.0]

@@ -6,9 +6,13 @@ import hashlib
 import json
 import os
 import platform
+import select
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
+import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -317,3 +321,57 @@ def test_an_op_that_cannot_be_built_for_the_platform_is_an_error(
     monkeypatch.setattr("op_builder.toolchains.packaged.packaged_command", lambda *_: None)
     with env.scope(ACCEL_BUILD_TARGET="macosx_arm64"), pytest.raises(AccelError, match=reason):
         worker.prebuild(ROOT, BuildRequest(False, {f"ACCEL_BUILD_{op}": True}))
+
+
+@needs_gxx
+@pytest.mark.slow
+def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
+    # A compiler that never ends. It and its child keep a pipe open, so its end is seen as the end of the pipe.
+    pipe, compiler = tmp_path / "pipe", tmp_path / "slow-g++"
+    os.mkfifo(pipe)
+    compiling = f"exec 9>{pipe}; echo started >&9; sleep 1000 & wait"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac\n')
+    compiler.chmod(0o755)
+    tree = Tree(tmp_path / "project", ADD)
+    (tree.root / "pyproject.toml").write_text(
+        textwrap.dedent(f"""
+        [project]
+        name = "acme"
+        version = "1.0"
+        [project.entry-points."op_builder.ops"]
+        acme = "{tree.name}.builders"
+        [tool.setuptools]
+        packages = ["{tree.name}"]
+        package-data = {{ "*" = ["kernels/*"] }}
+        """)
+    )
+    for place in ("tmp", "out"):
+        (tmp_path / place).mkdir()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
+        cwd=tree.root,
+        env=env.child_environment(
+            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
+            CXX=str(compiler),
+            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+            TMPDIR=str(tmp_path / "tmp"),
+            ACCEL_BUILD_OPS="1",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert select.select([reader], [], [], 300)[0]
+        assert os.read(reader, 99).startswith(b"started")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "acme_add: [" not in output
+    while select.select([reader], [], [], 300)[0] and os.read(reader, 99):
+        pass  # until no compiler has the pipe open
+    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not tree.prebuilt.exists()
+    assert Cache(tmp_path / "cache").entries() == []

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -491,3 +492,39 @@ def test_a_fork_can_use_the_store_and_does_not_wait_for_its_parents_work(tmp_pat
     gate.set()
     store.close()
     assert TensorStore(tmp_path).load("x").sum() == 1000
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["inference", "autocast"],
+)
+def test_the_background_has_the_thread_local_state_of_the_caller(
+    store: TensorStore, gate: threading.Event, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    def state(*_: object) -> None:
+        gate.wait(60)
+        seen.append(
+            (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.get_default_device(),
+                torch.is_autocast_enabled("cpu"),
+            )
+        )
+
+    seen: list[object] = []
+    value = random_bytes(24, dtype=torch.float32)
+    with mode():
+        store.save_async("x", value, progress=state)
+        out = torch.zeros(48, device="cpu")[::2]
+        into = store.load_async("x", out, progress=state)
+        new = store.load_async("x", progress=state)
+        new.add_done_callback(state)
+        gate.set()
+        assert same(into.result(), value)
+        assert same(new.result(), value)
+        store.wait()
+        state()
+    assert len(set(seen)) == 1
+    assert out.is_inference() == (mode is torch.inference_mode)

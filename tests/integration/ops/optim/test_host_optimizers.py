@@ -468,3 +468,17 @@ def test_a_loaded_step_that_is_no_number_is_refused(optimizer: type[Any], step: 
     state["state"][0]["step"] = step
     with pytest.raises(OpArgumentError, match=r"The state of parameter 0 of group 0 .* has step"):
         optimizer(make_params()).load_state_dict(state)
+
+
+@every_packing
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], states: str) -> None:
+    params = make_params()
+    made = optimizer(params, states=states)
+    run(made, params, 3)
+    others = copy.deepcopy(params)
+    other = optimizer(others, states=states)
+    other.load_state_dict(pickle.loads(pickle.dumps(made.state_dict())))
+    run(made, params, 3, first=4)
+    run(other, others, 3, first=4)
+    assert_equal(params, others)

@@ -21,6 +21,7 @@ from op_builder.cache.failures import obstacle
 from op_builder.cache.layout import GENERATED, HOME
 from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import CacheError, EnvironmentValueError
+from op_builder.ops.io.tensor_store_files import StoreFiles
 from tests.support.entries import find, publish, set_used
 from tests.support.processes import fork, wait_for
 
@@ -403,3 +404,76 @@ def test_a_time_in_the_future_protects_no_entry_and_no_log(cache: Cache) -> None
         keep_in_bounds(cache)
     assert not old.directory.exists()
     assert not log.exists()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, Path.touch])
+def test_what_is_no_signature_makes_no_cache(cache: Cache, make: Callable[[Path], object]) -> None:
+    entry = publish(cache)
+    (cache.root / ownership.SIGNATURE).unlink()
+    for name in (ownership.SIGNATURE, "CACHEDIR.TAG"):
+        make(cache.root / name)
+    found = obstacle(Cache(cache.root))
+    assert found is not None
+    assert "not a cache of accel-ops" in found.message
+    for command in ("list", "verify", "clear"):
+        assert main([command, "--directory", str(cache.root)]) == (2 if command == "clear" else 0)
+    assert entry.artifact.exists()
+
+
+def test_a_store_removes_only_partial_files_that_it_names(tmp_path: Path) -> None:
+    files = [
+        ".x.partial",
+        ".a@b@c.partial",
+        ".host@1@0123456789abcdef.partial.partial",
+        "host@1@0123456789abcdef.partial",
+    ]
+    for name in files:
+        (tmp_path / name).write_bytes(b"precious")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / ".host@1@0123456789abcdef.partial").write_bytes(b"")
+    os.utime(tmp_path / ".host@1@0123456789abcdef.partial", (0, 0))
+    StoreFiles(tmp_path, is_durable=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+
+
+def test_a_relative_home_is_named() -> None:
+    at_home = env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME="relative", HOME="here")
+    with at_home, pytest.raises(CacheError, match="HOME='here' is relative") as caught:
+        Cache()
+    assert "ACCEL_CACHE_DIR" in caught.value.remedy
+    with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME="relative", HOME="/"):
+        assert Cache().root == Path("/.cache/accel-ops")
+
+
+def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for name in ("sweep", "make_directory", "sign_of_life"):
+        with monkeypatch.context() as failing:
+            failing.setattr(f"op_builder.cache.staging.{name}", fail)
+            with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):
+                pass
+    assert list((cache.home / "staging").iterdir()) == []
+
+
+def test_names_close_to_generated_ones_are_left_and_not_damage(cache: Cache) -> None:
+    entry, digest = publish(cache), "0123456789abcdef" * 2
+    names = (
+        *(f"memo/{name}" for name in (f"{digest.upper()}.json", f"x{digest}.json", f"{digest}.json\n", ".staged-abc")),
+        *(f"locks/{name}" for name in (f"x-{digest}.lock~", f"-{digest}.lock", f"x y-{digest}.lock")),
+        *(f"logs/{name}" for name in ("x-20260101-000000-1.log.gz", "x y-20260101-000000-1.log")),
+        *(f"staging/{name}/x" for name in ("a@b@1", "a@b@x@abcdefgh", "a@b@1@abcdefgh.bak", "a@b@1@abcdefgh\n")),
+        *(f"rejected/{name}/x" for name in (digest, f"{digest}-x", f"{digest}-abcdefgh.old")),
+        *(f"sycl_kernels/{name}/x" for name in ("1x", "a", "1\n")),
+        *(f"ops/{name}/{digest}/{digest}/{MANIFEST}" for name in ("my-op", "1op", "small.old")),
+    )
+    for name in names:
+        (cache.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache.home / name).write_text("precious")
+        os.utime(cache.home / name, (0, 0))
+        os.utime((cache.home / name).parent, (0, 0))
+    assert cache.entries() == [entry]
+    assert main(["verify", "--directory", str(cache.root)]) == 0
+    maintain(cache.root)
+    assert [name for name in names if not (cache.home / name).exists()] == []

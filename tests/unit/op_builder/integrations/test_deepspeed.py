@@ -259,3 +259,47 @@ def test_a_checkout_of_deepspeed_that_hides_our_packages_is_named(tmp_path: Path
     command = [sys.executable, "-S", "-c", code]  # without an editable install, which mixes the packages
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert f"ModuleNotFoundError: {message.format(place=place)}" in done.stderr
+
+
+def test_reductions_find_their_op_once(tmp_path: Path, device: str) -> None:
+    code = """
+        import torch, op_builder.integrations.deepspeed
+        from op_builder.cpu import ShareMemCommBuilder
+        loads = []
+        class Loaded:
+            inference_all_reduce_ = torch.Tensor.zero_
+        ShareMemCommBuilder.load = lambda self, verbose=True: loads.append(self) or Loaded
+        tensor = torch.ones(3)
+        for _ in range(3):
+            torch.ops.deepspeed.inference_all_reduce_(tensor)
+        print(tensor.tolist(), len(loads))
+    """
+    if device == "cpu":
+        assert run(tmp_path, code)[0] == ["[0.0, 0.0, 0.0] 1"]
+
+
+def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) -> None:
+    directory = tmp_path / "deepspeed" / "ops" / "op_builder"
+    (directory / "cpu").mkdir()
+    for name, module in (
+        ("WideBuilder", "wide"),
+        ("NarrowBuilder", "cpu/narrow"),
+        ("BothBuilder", "both"),
+        ("BothBuilder", "cpu/both"),
+    ):
+        (directory / f"{module}.py").write_text(
+            f"from .builder import CPUOpBuilder\n\n\nclass {name}(CPUOpBuilder):\n    NAME = {name!r}\n"
+        )
+    code = """
+        from op_builder.builder import OpBuilder
+        from op_builder.integrations.deepspeed import engine_builder
+        for name in ("WideBuilder", "NarrowBuilder", "BothBuilder"):
+            print(engine_builder(name).__module__, issubclass(engine_builder(name), OpBuilder))
+        engine_builder("TallBuilder")
+    """
+    begin = "import logging; logging.disable()\n"
+    done = run_python(begin + textwrap.dedent(code), tmp_path, ACCEL_ACCELERATOR="cpu")
+    places = ["wide", "cpu.narrow", "cpu.both" if device == "cpu" else "both"]
+    assert done.stdout.splitlines() == [f"deepspeed_on_accel_ops.{place} True" for place in places]
+    assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr
+    assert "It has: BothBuilder, NarrowBuilder, WideBuilder." in done.stderr
