@@ -334,7 +334,6 @@ def one_is_killed(place: Place, collective: str, count: int, symmetric: bool = F
     return result
 
 
-
 def killed_while_meeting(place: Place) -> None:
     """The last rank ends after it has published its memory."""
     store: Any = place.store()

@@ -204,6 +204,18 @@ def test_functions_may_be_in_a_namespace_or_none() -> None:
     assert [name for name in vars(empty) if not name.startswith("__")] == []
 
 
+@pytest.mark.slow
+def test_several_texts_and_a_list_of_functions() -> None:
+    twice = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+    body = '{ TORCH_CHECK(x.dim(), "no"); return x * 3; }'
+    thrice = f"#include <torch/library.h>\ntorch::Tensor thrice(torch::Tensor x) {body}"
+    ops = load_inline("inline", [thrice, twice], functions=["twice", "thrice"])
+    assert torch.equal(ops.twice(torch.ones(3)), torch.full((3,), 2.0))
+    assert (ops.twice.__doc__ or "").strip().endswith("twice")
+    with pytest.raises(RuntimeError, match="no"):
+        ops.thrice(torch.tensor(1.0))
+
+
 # What extensions use of torch's headers, in one text.
 EVERYTHING = r"""
 struct Pair {
