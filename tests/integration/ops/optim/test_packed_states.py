@@ -196,14 +196,14 @@ def test_8bit_rounding_is_unbiased(cpu_adam, state, magnitude):
     assert abs(mean - exact) <= (sigmas() * deviation + 2.0**-16) * step + 2.0**-21 * exact
 
 
-def test_zero_stays_zero(cpu_adam):
+def test_zero_stays_zero(adam_of_isa):
     """A second moment of zero does in a block of zeros; beside others it becomes the smallest code."""
     values = spread(3000)
     values[::3] = 0
     values[512:1024] = 0  # whole blocks
     of_zeros = torch.arange(3000) // QUANT_BLOCK // 2 == 1
     for step in range(1, 6):
-        lists = as_8bit(cpu_adam, values, step)
+        lists = as_8bit(adam_of_isa, values, step)
         first, second = decoded(lists)
         assert (first[values == 0] == 0).all()
         assert (second[of_zeros] == 0).all()
@@ -245,12 +245,12 @@ def test_a_block_without_a_scale_counts_as_zero(cpu_adam, state):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 300, 599])
-def test_a_value_that_is_not_finite_makes_its_own_block_nan(cpu_adam, value, place):
+def test_a_value_that_is_not_finite_makes_its_own_block_nan(adam_of_isa, value, place):
     values = spread(600, decades=2)
-    clean = decoded(as_8bit(cpu_adam, values))
+    clean = decoded(as_8bit(adam_of_isa, values))
     values[place] = value
     block = torch.arange(600) // QUANT_BLOCK == place // QUANT_BLOCK
-    for actual, before in zip(decoded(as_8bit(cpu_adam, values)), clean, strict=True):
+    for actual, before in zip(decoded(as_8bit(adam_of_isa, values)), clean, strict=True):
         assert actual[block].isnan().all()
         assert torch.equal(actual[~block], before[~block])
 
