@@ -136,7 +136,7 @@ def make_tables(starts: Mapping[str, list[float]], loops: Mapping[str, list[Bloc
         Figure("start of 2 bound ranks", starts["bound"], start_limit_s, {"torchrun": starts["torchrun"]}),
         Figure("a turn of the loop, bound", turns["bound"], turn_limit_s, {"unbound": turns["unbound"]}),
     ]
-    spread = at_most("spread of the turns, in that of unbound ranks", spreads["bound"] / spreads["unbound"], 1.0)
+    spread = at_most("spread of the turns, relative to unbound ranks", spreads["bound"] / spreads["unbound"], 1.0)
     return [figure_table("The launcher", figures), requirement_table([spread])]
 
 

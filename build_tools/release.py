@@ -1,8 +1,8 @@
 """Builds a release into ``dist/``: sdist, wheels, checksums, bill of materials and notes. Uploads nothing.
 
 ``make release`` runs it. Sdist and wheels are made from the commit, twice, in different directories and with empty
-caches, and must be equal byte for byte, but for targets whose compilers do not repeat themselves. A check that fails
-ends the program with the reason.
+caches, and must be equal byte for byte, except for the targets in VARYING, whose compilers give other
+bytes each time. A check that fails ends the program with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 # nvcc names kernels after its directory. Zig's linker leaves entries of Mach-O's table of indirect symbols undefined,
-# which dyld does not read here, and with them the UUID and the signature.
+# which dyld does not read in these libraries, and with them the UUID and the signature.
 VARYING = ("cuda", "macosx_arm64")
 # What each wheel is built with; any other name is a value of ACCEL_BUILD_TARGET.
 TARGETS = {

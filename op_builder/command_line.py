@@ -15,7 +15,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
-    """Exit with the status of ``main()``; without a traceback if its output's reader has exited (``| head``)."""
+    """Exit with the status of ``main()``; without a traceback after Ctrl-C, or if its output's reader has exited."""
     _open_closed_streams()
     try:
         try:

@@ -76,4 +76,4 @@ def _difference(before: bytes, now: bytes) -> tuple[str, ...]:
         return ()
     shorter = min(len(before), len(now))
     at = next((at for at in range(shorter) if before[at] != now[at]), shorter)
-    return (f"bytes from {at} of {len(before)}",)
+    return (f"from byte {at} of {len(before)} on",)

@@ -41,16 +41,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
             if not os.path.isdir(chosen.program):
                 sys.path[0:0] = [os.path.dirname(os.path.realpath(chosen.program))]
             runpy.run_path(os.path.abspath(chosen.program), run_name="__main__")
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if _has_no_program(error):
             parser.error(str(error))
         # The program's: the command's own handling of errors is not for it.
         sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-def _has_no_program(error: Exception) -> bool:
+def _has_no_program(error: BaseException) -> bool:
     """Whether ``runpy`` raised an error because it cannot find or read the program; no code of that is in it then."""
     own = (globals(), vars(runpy))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -49,8 +49,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> 
     except AccelError as error:
         print(f"accel-launch: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before any process was started
-        return 130
 
 
 def _launch(options: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors
   accel::cpu::parse_isa(isa.c_str(), &settings.isa);
   int error = 0;
   auto group = std::make_shared<OpenGroup>(settings, std::vector<int>(descriptors.begin(), descriptors.end()),
-                                             std::vector<bool>(is_here.begin(), is_here.end()), error);
+                                           std::vector<bool>(is_here.begin(), is_here.end()), error);
   return error != 0 ? -error : Groups::instance().add(std::move(group));
 }
 

@@ -11,7 +11,7 @@
 namespace accel {
 
 // An op: its schema, without a namespace, and its function. `traced` runs for tensors without memory; an op without it
-// takes no tensors.
+// is registered for every device: it takes no tensors, or refuses those of other devices.
 struct Op {
   const char* schema;
   Boxed function;

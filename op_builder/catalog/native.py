@@ -75,16 +75,17 @@ class AsyncIOBase(NativeOpBuilder):
         return [guarded("storage engine", forced_engine_check)]
 
 
-def linux_check(op: Op, system: str) -> list[CheckOutcome]:
+def system_check(op: Op, system: str) -> list[CheckOutcome]:
     """A failed check with the table's reason where ``op`` does not work on ``system``, as ``sys.platform``."""
     from op_builder.system.outcomes import Failed
 
+    # For Linux the table's reason concerns cross builds with ziglang.
     reason = None if system == "linux" else dict(op.left_out).get(system)
     return [Failed("system", f"{reason}; this is {system}.", "Use gloo here.")] if reason else []
 
 
 class SharedMemoryBase(NativeOpBuilder):
-    """Needs Linux with memfd_create(2), and no library."""
+    """Needs memfd_create(2) and futex(2) of Linux, and no library."""
 
     def source_args(self, source: str) -> list[str]:
         # Only these two files contain loops over data.
@@ -93,7 +94,7 @@ class SharedMemoryBase(NativeOpBuilder):
     def load_checks(self) -> list[CheckOutcome]:
         from op_builder.system.outcomes import guarded
 
-        return linux_check(self.OP, sys.platform) or [
+        return system_check(self.OP, sys.platform) or [
             *super().load_checks(),
             guarded("shared memory", shared_memory_check),
         ]
@@ -104,6 +105,8 @@ def shared_memory_check() -> CheckOutcome:
     from op_builder.system.outcomes import Failed, Passed
 
     name = "shared memory"
+    if not hasattr(os, "memfd_create"):
+        return Passed(name, "not checked, because this Python lacks os.memfd_create()")
     try:
         os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
@@ -130,7 +133,7 @@ class OneCCLBase(NativeOpBuilder):
         from op_builder.system.outcomes import guarded
         from op_builder.toolchains.oneccl import build_check
 
-        return linux_check(self.OP, sys.platform) or [
+        return system_check(self.OP, sys.platform) or [
             *super().build_checks(),
             guarded("oneCCL headers", lambda: build_check(self.cache.memo)),
         ]
@@ -139,7 +142,7 @@ class OneCCLBase(NativeOpBuilder):
         from op_builder.system.outcomes import guarded
         from op_builder.toolchains.oneccl import load_check
 
-        if linux_check(self.OP, sys.platform):  # as the build's checks report
+        if system_check(self.OP, sys.platform):  # as the build's checks report
             return []
         return [guarded("oneCCL library", lambda: load_check(self.cache.memo))]
 

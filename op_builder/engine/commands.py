@@ -116,7 +116,7 @@ def compile_steps(
             if toolset.cxx.is_gcc:
                 output.append(f"-Wa,--MD,{object_name}.as.d")
             elif source.path.suffix == ".s":
-                language = ["-x", "assembler-with-cpp"]  # clang lists what it reads only for text that it preprocesses
+                language = ["-undef", "-x", "assembler-with-cpp"]  # clang lists only what its preprocessor reads
             flags = [flag for flag in (*plan.cxx_flags, *source.flags) if is_cxx or not _ONLY_CXX.match(flag)]
             command = [*_compile_cxx(plan, flags, toolset, maps), *language]
         # -MD, not -MMD: a system header, such as libaio.h, can change the binary like one of the op's own.

@@ -375,5 +375,9 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
 
 def _readable(symbol: str, compiler: Compiler) -> str:
     """``symbol`` with its C++ name, if that differs."""
-    name = demangled([symbol], binutil("c++filt", compiler.command)).get(symbol, symbol)
+    try:
+        program = binutil("c++filt", compiler.command)
+    except ToolchainError:
+        return symbol
+    name = demangled([symbol], program).get(symbol, symbol)
     return symbol if name == symbol else f"{symbol} ({name})"

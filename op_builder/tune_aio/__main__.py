@@ -243,8 +243,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        run_main(main)
-    except KeyboardInterrupt:
-        print("Interrupted; the scratch file is removed, no settings were written.", file=sys.stderr)
-        sys.exit(130)
+    run_main(main)

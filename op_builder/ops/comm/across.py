@@ -191,7 +191,7 @@ def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta, n
 
 
 def compare_calls(across: Across, layout: Layout, text: str) -> None:
-    """Raise a CommunicationError with two calls if the hosts are not about to do the same."""
+    """Raise a CommunicationError that shows two calls if the hosts are not about to do the same."""
     numbers = struct.unpack("<2I", hashlib.sha256(text.encode()).digest()[:8])
     words = torch.tensor([number >> 1 for number in numbers], dtype=torch.int32, device="cpu")  # 31 bits each
     extremes = torch.cat([words, -words])

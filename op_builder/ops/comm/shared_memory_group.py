@@ -14,7 +14,7 @@ import torch
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.load.operators import named_error
 from op_builder.ops.arguments import untraced
-from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, shared_segments, space_error
+from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, process_in_proc, shared_segments, space_error
 from op_builder.system import cpu_isa
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
@@ -139,7 +139,7 @@ class SharedMemoryGroup:
 
     @untraced
     def agree(self, text: str) -> None:
-        """Raise a SharedMemoryCommError unless all ranks pass this text, what they are about to do elsewhere."""
+        """Raise a SharedMemoryCommError unless all ranks pass this text, which describes a call that they will make."""
         self._call("agree", (), text, operation=text)
 
     @untraced
@@ -253,7 +253,8 @@ def _open(ops: Any, place: GroupPlace) -> int:
     facts, descriptors = shared_segments(ops, place.meeting("ranks"), size_bytes, is_locked=True)
     try:
         spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
-        here = [int(each.process == os.getpid()) for each in facts]
+        process = process_in_proc()
+        here = [int(each.process == process) for each in facts]
         timeout_ns = int(place.timeout_s * 1e9)
     except BaseException:
         for descriptor in descriptors:

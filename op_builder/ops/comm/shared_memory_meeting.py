@@ -37,6 +37,7 @@ _FORMAT = 2
 _SCHEMA: Schema = {
     "process": is_count,
     "descriptor": is_small,
+    "inode": is_count,
     "host": is_text,
     "cpus": list_of(is_count),
     "quota_cores": lambda value: value is None or is_number(value),
@@ -48,8 +49,8 @@ class RankFacts(NamedTuple):
     """What a rank publishes to the others.
 
     Attributes:
-        process: the process that it is a thread of.
-        descriptor: of its memory, in that process.
+        process: the process that it is a thread of, by its name in ``/proc``.
+        descriptor: of its memory, in that process; ``inode`` identifies the memory.
         host: the running kernel and its PID namespace.
         cpus: the cores that it may run on.
         quota_cores: its CPU quota, in cores; None without one.
@@ -58,6 +59,7 @@ class RankFacts(NamedTuple):
 
     process: int
     descriptor: int
+    inode: int
     host: str
     cpus: list[int]
     quota_cores: float | None = None
@@ -87,7 +89,8 @@ class Meeting:
             ranks; its own is ``descriptor``.
         """
         cpus = sorted(os.sched_getaffinity(0))
-        own = RankFacts(os.getpid(), descriptor, _host(), cpus, cpu_quota_cores(HostFiles()), error)
+        inode = os.fstat(descriptor).st_ino if descriptor >= 0 else 0
+        own = RankFacts(process_in_proc(), descriptor, inode, _host(), cpus, cpu_quota_cores(HostFiles()), error)
         try:
             facts = [own] if self.size == 1 else self._exchange_facts(own)
         except SharedMemoryCommError:
@@ -177,12 +180,16 @@ class Meeting:
         """A descriptor of another rank's memory."""
         path = f"/proc/{facts.process}/fd/{facts.descriptor}"
         try:
-            if not os.readlink(path).startswith("/memfd:accel_shm_comm"):  # another process has the number by now
+            # By now another process may have the number, or the descriptor may be of other memory.
+            if not os.readlink(path).startswith("/memfd:accel_shm_comm") or os.stat(path).st_ino != facts.inode:
                 raise FileNotFoundError(path)
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         except PermissionError:
             raise SharedMemoryCommError(
-                f"Rank {rank} runs as another user.", "Start all ranks as one user.", rank=rank
+                f"The memory of rank {rank} cannot be opened through {path}: permission denied.",
+                "Start all ranks as one user and with equal capabilities; programs with file capabilities (setcap) are "
+                "closed to others.",
+                rank=rank,
             ) from None
         except OSError:
             raise SharedMemoryCommError(
@@ -191,6 +198,11 @@ class Meeting:
                 rank=rank,
                 operation="new_group",
             ) from None
+
+
+def process_in_proc() -> int:
+    """The number of this process in ``/proc``, which may be mounted for another PID namespace."""
+    return int(os.readlink("/proc/self"))
 
 
 def shared_segments(

@@ -24,7 +24,7 @@ _JOIN_S = 5.0  # a collective notices within half a second that its group was cl
 
 
 class CollectiveWork(Work):
-    """A collective that fills ``result``: completed, or with a queue, which later runs its function.
+    """A collective that fills ``result``. Without a queue it is complete; with one, the queue runs its function later.
 
     The function runs with the thread-local state of the thread that makes this object.
     """
@@ -175,7 +175,7 @@ class WorkQueue:
         with self._lock:
             if not self._has_thread:
                 self._has_thread = True
-                # The thread has a weak reference to the queue, so that that of a discarded group ends.
+                # The thread has a weak reference to the queue, so that the thread of a discarded group ends.
                 weakref.finalize(self, self._filled.release)
                 self._start(_serve, weakref.ref(self), self._filled)
         self._filled.release()
@@ -183,10 +183,11 @@ class WorkQueue:
 
     def complete_future(self, work: CollectiveWork) -> None:
         """Have a new thread complete the future of ``work``; this thread, if the queue is closed."""
-        if self._is_closed:
-            work.complete_future()
-        else:
-            self._start(self._call_back, work)
+        with self._lock:
+            if not self._is_closed:
+                self._start(self._call_back, work)
+                return
+        work.complete_future()
 
     def finish(self, work: CollectiveWork, timeout_s: float) -> None:
         """Return when ``work`` is finished, or raise a CommunicationError after that time; -1 means no limit."""
@@ -203,7 +204,8 @@ class WorkQueue:
     def close(self, reason: AccelError) -> None:
         """Fail everything that is queued, and let the threads end after their present work."""
         self._reason = reason
-        self._is_closed = True
+        with self._lock:  # afterwards no thread is started
+            self._is_closed = True
         while (work := self._take()) is not None:
             work.end(reason)
         self._filled.release()
@@ -213,7 +215,9 @@ class WorkQueue:
         if self.is_my_turn():
             return
         deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads - {threading.current_thread()}:
+        with self._lock:
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def serve(self) -> bool:
@@ -229,12 +233,14 @@ class WorkQueue:
         try:
             work.complete_future()
         finally:
-            self._threads.discard(threading.current_thread())
+            with self._lock:
+                self._threads.discard(threading.current_thread())
 
     def _start(self, function: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=function, args=arguments, name=self._name, daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        with self._lock:
+            thread.start()
+            self._threads.add(thread)
 
     def is_my_turn(self) -> bool:
         """Whether this is a signal handler inside a collective, for whose end the threads wait."""

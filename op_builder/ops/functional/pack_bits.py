@@ -14,7 +14,7 @@ _BIT_ORDERS = ("little", "big")
 
 
 class PackBitsModule:
-    """Bytes to bits and back as :func:`numpy.packbits`; an OpArgumentError if an argument does not fit."""
+    """Packs elements into bits and unpacks them, as :func:`numpy.packbits`; invalid arguments are OpArgumentErrors."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops

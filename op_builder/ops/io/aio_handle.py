@@ -258,7 +258,7 @@ class Handle(LockedTensors):
             raise failures[0]
 
     def _finish(self, operations: Mapping[int, Operation]) -> tuple[int, list[StorageError]]:
-        """Wait for operations; how many there were and which failed. One of several waits gets an outcome."""
+        """Wait for operations; how many there were and which failed. If several threads wait, one gets an outcome."""
         numbers = list(operations)
         while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
             pass

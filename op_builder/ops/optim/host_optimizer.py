@@ -68,10 +68,7 @@ class HostOptimizer(NativeOptimizer):
     _hooks: list[Any]  # of in_backward
 
     def __init__(self, params: Iterable[Any], settings: HostSettings, **options: Any) -> None:
-        """Args:
-        settings: see :class:`HostSettings`.
-        options: the groups' defaults.
-        """
+        """``options`` are the defaults of the groups; for ``settings`` see :class:`HostSettings`."""
         unknown = settings.keys() - HostSettings.__annotations__.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__}() has no argument {', '.join(sorted(unknown))}.")

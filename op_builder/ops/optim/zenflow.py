@@ -157,7 +157,11 @@ class HostAdam(HostOp):
         return ctypes.sizeof(_Control)
 
     def zenflow_adam_ctrl_init(self, address: int, groups: int) -> None:
-        """Make a control block for a worker with that many groups, 1 to 1,024."""
+        """Make a control block for a worker with that many groups, 1 to 1,024.
+
+        Raises:
+            IncompatibleOpError: this system has no semaphores that processes can share.
+        """
         if not 1 <= groups <= MAX_GROUPS:
             raise OpArgumentError(f"groups is {groups}.", f"Pass a number from 1 to {MAX_GROUPS}.")
         ctypes.memset(address, 0, ctypes.sizeof(_Control))

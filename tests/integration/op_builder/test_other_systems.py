@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from op_builder.catalog import table
-from op_builder.catalog.native import linux_check
+from op_builder.catalog.native import system_check
 from op_builder.engine.ninja import peak_bytes
 from op_builder.errors import IncompatibleOpError
 from op_builder.system.outcomes import Failed
@@ -117,7 +117,7 @@ def test_the_memory_of_a_compiler_is_in_bytes_everywhere(system: str, size_bytes
 @pytest.mark.parametrize("name", ["shm_comm", "ccl_comm"])
 def test_ops_of_linux_are_refused_on_macos_with_the_tables_reason(name: str) -> None:
     op = next(op for op in table.OPS if op.name == name)
-    (outcome,) = linux_check(op, "darwin")
+    (outcome,) = system_check(op, "darwin")
     assert isinstance(outcome, Failed)
     assert "Linux; this is darwin." in outcome.reason
-    assert not linux_check(op, "linux")
+    assert not system_check(op, "linux")

@@ -97,7 +97,7 @@ def test_rebuild_names_what_differs(capsys: pytest.CaptureFixture[str], entry: E
     entry.artifact.write_bytes(content.replace(schema, schema.replace(b"x", b"y")))
     edit_record(entry.directory / MANIFEST, lambda record: record.update(sha256=content_sha256(str(entry.artifact))))
     (difference,) = verify(capsys, entry, status=1)["differences"]
-    assert difference == f"bytes from {content.index(schema) + schema.index(b'x')} of {len(content)}"
+    assert difference == f"from byte {content.index(schema) + schema.index(b'x')} of {len(content)} on"
     root = str(entry.directory.parents[4])
     assert main(["verify", "--rebuild", "--directory", root]) == 1
     assert f"small {entry.digest[:12]}: different: {difference}" in capsys.readouterr().out
