@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.first]
 
 # The functions that begin the steps of a build. Between two of them the process writes nothing that others read, so one
 # kill at each, and one while the compilers run, meets every state that a killed build can leave.
-STEPS = ("write_file", "run_ninja", "inspect", "read_headers", "publish")
+STEPS = ("write_file", "run_ninja", "inspect", "key_of_steps", "publish")
 
 
 def end_this_process(*_: object, **__: object) -> None:
@@ -35,6 +35,7 @@ def end_this_process(*_: object, **__: object) -> None:
 def test_a_build_killed_at_any_step_leaves_nothing_and_the_next_load_builds(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     for step in STEPS:
+        assert hasattr(build, step)
         builder = quick(tmp_path / step, cache)
 
         def load_until(step: str = step, builder: OpBuilder = builder) -> None:

@@ -29,7 +29,7 @@ def test_only_groups_of_this_backend_count() -> None:
 
 def test_cores_are_those_of_all_ranks_and_no_more_than_a_quota() -> None:
     def facts(cpus: list[int], quota_cores: float | None) -> HostRankFacts:
-        return HostRankFacts(0, 0, "", cpus, quota_cores)
+        return HostRankFacts(0, 0, 0, "", cpus, quota_cores)
 
     assert usable_cores([facts([0, 1], None), facts([1, 2], None)]) == 3
     assert usable_cores([facts([0, 1], None), facts([2, 3], 1.5)]) == 1.5
