@@ -36,7 +36,8 @@ class SlowDirectory(mfusepy.Operations):
         self._lists: dict[str, tuple[float, list[tuple[str, dict[str, int], int]]]] = {}
 
     def _path(self, path: str) -> str:
-        return self._backing + path
+        # libfuse gives a removed file that is open a name from a counter; two hosts would give two files one name.
+        return self._backing + path.replace("/.fuse_hidden", f"/.fuse_hidden-{os.getpid()}-")
 
     def _changes(self, *paths: str) -> None:
         """Before a change of names: a host knows what it has done itself."""
