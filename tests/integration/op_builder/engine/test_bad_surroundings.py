@@ -254,6 +254,7 @@ def test_a_relative_cache_directory_where_the_current_directory_was_deleted(
                 default_cache_dir()
 
 
+@needs_gxx
 def test_tools_behind_wrappers_that_print_on_stdout_work(small: SmallBuilder, tmp_path: Path) -> None:
     for name in ("g++", "nm"):
         program(tmp_path / "bin" / name, f'echo "hello world"\nexec {shutil.which(name)} "$@"')
