@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-ADDRESSES = ("10.213.77.1", "10.213.77.2")  # of nobody: the namespaces have no way out
+ADDRESSES = ("10.213.77.1", "10.213.77.2")  # private addresses; the namespaces have no way out
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,6 @@ from op_builder.errors import IncompatibleOpError
 
 @pytest.fixture(scope="package", autouse=True)
 def _built() -> None:
-    """The op is compiled once, by nobody who is waited for."""
+    """Compile the op before a test with a time limit loads it."""
     with contextlib.suppress(IncompatibleOpError):  # oneCCL's tests do not need it
         ShareMemCommBuilder().load()
