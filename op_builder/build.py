@@ -348,4 +348,4 @@ def _print_summary(outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "The compilers were stopped and incomplete builds removed.")

@@ -14,8 +14,12 @@ REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setupt
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def run_main(main: Callable[[], int]) -> NoReturn:
-    """Exit with the status of ``main()``; without a traceback after Ctrl-C, or if its output's reader has exited."""
+def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
+    """Exit with the status of ``main()``; without a traceback after Ctrl-C, or if its output's reader has exited.
+
+    Args:
+        interrupted: what became of the work, for the message after Ctrl-C.
+    """
     _open_closed_streams()
     try:
         try:
@@ -29,7 +33,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
             f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install {error.name}."
         )
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+        print(f"Interrupted. {interrupted}".rstrip(), file=sys.stderr)
         status = 128 + signal.SIGINT
     except BrokenPipeError:
         # Python flushes stdout when it exits, which must not fail again.

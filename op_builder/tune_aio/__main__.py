@@ -243,4 +243,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "The scratch file is removed, no settings were written.")
