@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,13 +127,10 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         fitting = [release for release in known.torch if not any(predicted(release).values())] or known.torch[-1:]
         releases = list(dict.fromkeys((fitting[0], fitting[-1])))
     trials = {}
-    try:
-        for release in releases if file.binaries else ():
-            listed = next((name for name in known.torch if short(name) == short(release)), None)
-            wanted = listed if listed and release == short(release) else release
-            trials[wanted] = _trial(file, wanted, predicted(listed) if listed else None, options)
-    except KeyboardInterrupt:  # the environment was removed
-        return 128 + signal.SIGINT
+    for release in releases if file.binaries else ():
+        listed = next((name for name in known.torch if short(name) == short(release)), None)
+        wanted = listed if listed and release == short(release) else release
+        trials[wanted] = _trial(file, wanted, predicted(listed) if listed else None, options)
     found = {
         "file": str(path),
         "loads_here": not any(_problems(here).values()),

@@ -241,7 +241,8 @@ def test_a_file_that_is_no_extension_gets_one_clear_line(
 def test_the_shipped_lists_know_symbols_that_came_and_went() -> None:
     known = known_symbols()
     assert known.releases("torch_call_dispatcher") >= set(known.torch)
-    assert known.releases("PyType_GetName") == {"3.11", "3.12", "3.13"}
+    assert known.releases("PyType_GetName") == {"3.11", "3.12", "3.13", "3.14", "3.15"}
+    assert known.releases("PyType_Freeze") == {"3.14", "3.15"}
     assert known.releases("_PyThreadState_UncheckedGet") == {"3.10", "3.11", "3.12"}
     assert known.releases("no_such_symbol") == set()
     assert known.needs_cuda("aoti_torch_get_current_cuda_stream")
