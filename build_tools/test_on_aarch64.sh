@@ -30,7 +30,7 @@ if [ ! -e "$place/system.done" ]; then
     cd "$place/packages"
     for name in python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1 libstdc++6 zlib1g \
       libexpat1 libssl3 libffi8 libbz2-1.0 liblzma5 libuuid1 libsqlite3-0; do
-      apt-get download -q "$name:arm64"
+      apt-get download -qq -o APT::Sandbox::User=root "$name:arm64"
     done
   ) || missing "Debian's packages for arm64 cannot be downloaded"
   for package in "$place"/packages/*.deb; do
