@@ -73,4 +73,4 @@ export PYTHONHOME="$place/system/usr" PYTHONPATH="$place/ops:$place/site" PYTHON
 export ACCEL_JIT=0 ACCEL_CACHE_DIR="$place/cache" OMP_NUM_THREADS=1
 # Inductor would run the compiler of this machine; the emulator opens no file for direct access.
 without="not inside_a_compiled_function and not bypass_the_page_cache"
-exec "$place/python3.11" -m pytest -q -m "not slow and not cuda" -k "$without" "$@"
+exec "$place/python3.11" -m pytest -q --hypothesis-profile=ci -m "not slow and not cuda" -k "$without" "$@"

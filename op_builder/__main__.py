@@ -19,7 +19,9 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "report": _Command("op_builder.report.__main__", "show what is installed, what works here, and why not"),
-    "doctor": _Command("op_builder.report.doctor", "list what does not work here, or where a library or wheel can load"),
+    "doctor": _Command(
+        "op_builder.report.doctor", "list what does not work here, or where a library or wheel can load"
+    ),
     "build": _Command("op_builder.build", "compile ops ahead of time, into the cache"),
     "cache": _Command("op_builder.cache.__main__", "list, verify, prune, export and import built ops"),
     "new": _Command("op_builder.new", "create a package with a native op of your own"),

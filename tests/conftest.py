@@ -8,6 +8,9 @@ import time
 from collections import Counter
 
 import pytest
+from hypothesis import settings
+
+settings.load_profile("ci")  # on a busy machine, examples may take long; every run has the same ones
 
 
 def pytest_configure(config: pytest.Config) -> None:

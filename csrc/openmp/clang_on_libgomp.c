@@ -4,8 +4,8 @@
 // cores: a compiled kernel and an op of torch in turns took 350 us, and 74 us on libgomp alone (two cores). Linked into
 // a library, these functions leave torch's libgomp as its only runtime, as with g++.
 //
-// They serve parallel regions, loops with a static schedule, single, master, critical, barriers and reductions; not
-// tasks, other schedules and if(). Compiles as C and as C++.
+// They serve parallel regions, loops, single, master, critical, barriers and reductions; not tasks and ordered loops.
+// Compiles as C and as C++.
 // Source: LLVM, openmp/runtime/src/kmp.h; GCC, libgomp/libgomp_g.h.
 #include <stdarg.h>
 #include <stdbool.h>
@@ -28,11 +28,19 @@ extern "C" {
 #endif
 
 void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+void GOMP_parallel_start(void (*function)(void*), void* data, unsigned threads);
+void GOMP_parallel_end(void);
+bool GOMP_loop_dynamic_start(long begin, long end, long step, long chunk, long* first, long* last);
+bool GOMP_loop_guided_start(long begin, long end, long step, long chunk, long* first, long* last);
+bool GOMP_loop_runtime_start(long begin, long end, long step, long* first, long* last);
+bool GOMP_loop_runtime_next(long* first, long* last);
+void GOMP_loop_end_nowait(void);
 void GOMP_barrier(void);
 bool GOMP_single_start(void);
 void GOMP_critical_name_start(void** lock);
 void GOMP_critical_name_end(void** lock);
 
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // a program's flags hold here, too
 // Another library's libomp must not replace the functions below.
 #pragma GCC visibility push(hidden)
 
@@ -69,6 +77,11 @@ void __kmpc_fork_call(void* place, int32_t count, void* function, ...) {
   requested_threads = 0;
   GOMP_parallel(run_region, &region, threads, 0);
 }
+
+// A region whose if() is false: the caller runs it between these, as a team of one thread.
+static void not_run(void* data) {}
+void __kmpc_serialized_parallel(void* place, int32_t thread) { GOMP_parallel_start(not_run, NULL, 1); }
+void __kmpc_end_serialized_parallel(void* place, int32_t thread) { GOMP_parallel_end(); }
 
 void __kmpc_push_num_threads(void* place, int32_t thread, int32_t count) { requested_threads = (unsigned)count; }
 int32_t __kmpc_global_thread_num(void* place) { return omp_get_thread_num(); }
@@ -128,6 +141,71 @@ DEFINE_STATIC_LOOP(4u, uint32_t, uint32_t, int32_t)
 DEFINE_STATIC_LOOP(8, int64_t, uint64_t, int64_t)
 DEFINE_STATIC_LOOP(8u, uint64_t, uint64_t, int64_t)
 void __kmpc_for_static_fini(void* place, int32_t thread) {}
+
+// Loops with another schedule. libgomp starts a loop with its first chunk, which the first call of `next` takes; its
+// ends are exclusive. A loop in a nested region may run on this thread between two chunks of the outer one.
+#define MOST_LEVELS 32
+static __thread struct DynamicLoop {
+  bool is_new, has_chunk;
+  long first, last, end;
+} dynamic_loops[MOST_LEVELS];
+
+static struct DynamicLoop* dynamic_loop(void) {
+  int level = omp_get_level();
+  if (level >= MOST_LEVELS) {
+    fprintf(stderr, "A loop with a dynamic schedule is nested in %d parallel regions.\n", level);
+    abort();
+  }
+  return &dynamic_loops[level];
+}
+
+static void start_loop(int32_t schedule, long first, long end, long step, long chunk) {
+  struct DynamicLoop* loop = dynamic_loop();
+  loop->is_new = true;
+  loop->end = end;
+  switch (schedule & 0xffff) {
+    case 36: /* kmp_sch_guided_chunked */
+      loop->has_chunk = GOMP_loop_guided_start(first, end, step, chunk, &loop->first, &loop->last);
+      break;
+    case 37: /* kmp_sch_runtime */
+      loop->has_chunk = GOMP_loop_runtime_start(first, end, step, &loop->first, &loop->last);
+      break;
+    default:
+      loop->has_chunk = GOMP_loop_dynamic_start(first, end, step, chunk > 0 ? chunk : 1, &loop->first, &loop->last);
+  }
+}
+
+static struct DynamicLoop* next_chunk(void) {
+  struct DynamicLoop* loop = dynamic_loop();
+  // GOMP_loop_runtime_next continues a loop of any schedule.
+  if (!loop->is_new) loop->has_chunk = GOMP_loop_runtime_next(&loop->first, &loop->last);
+  loop->is_new = false;
+  if (!loop->has_chunk) GOMP_loop_end_nowait();
+  return loop;
+}
+
+// clang counts iterations from 0 in steps of 1.
+#define DEFINE_DYNAMIC_LOOP(name, Number, Step)                                                                  \
+  void __kmpc_dispatch_init_##name(void* place, int32_t thread, int32_t schedule, Number lower, Number upper,    \
+                                   Step step, Step chunk) {                                                      \
+    start_loop(schedule, (long)lower, (long)upper + 1, (long)step, (long)chunk);                                 \
+  }                                                                                                              \
+  int32_t __kmpc_dispatch_next_##name(void* place, int32_t thread, int32_t* is_last, Number* lower, Number* upper, \
+                                      Step* stride) {                                                            \
+    struct DynamicLoop* loop = next_chunk();                                                                     \
+    if (!loop->has_chunk) return 0;                                                                              \
+    *lower = (Number)loop->first;                                                                                \
+    *upper = (Number)(loop->last - 1);                                                                           \
+    *is_last = loop->last == loop->end;                                                                          \
+    return 1;                                                                                                    \
+  }                                                                                                              \
+  void __kmpc_dispatch_fini_##name(void* place, int32_t thread) {}
+
+DEFINE_DYNAMIC_LOOP(4, int32_t, int32_t)
+DEFINE_DYNAMIC_LOOP(4u, uint32_t, int32_t)
+DEFINE_DYNAMIC_LOOP(8, int64_t, int64_t)
+DEFINE_DYNAMIC_LOOP(8u, uint64_t, int64_t)
+void __kmpc_dispatch_deinit(void* place, int32_t thread) {}
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -28,6 +28,7 @@ from op_builder.system.macho import read_library
 from op_builder.system.process import Finished, run
 from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.checks import OTHER_COMPILER, OTHER_LIBRARY
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import binutil, demangled
 from op_builder.toolchains.remedies import load_remedy
@@ -115,6 +116,7 @@ _NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
 # An exported function, or a call that registers functions or types for all.
 _EXPORTS_TVM_FFI = ("__tvm_ffi_", "TVMFFIFunctionSetGlobal", "TVMFFITypeRegister")
+_OF_LIBCXX = "St3__1"  # std::__1
 _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
 
@@ -182,8 +184,7 @@ def _tried(
     preloaded: Sequence[str] = (),
 ) -> Inspection:
     torch, compiler = torch_install(), toolset.cxx
-    if plan.binding is Binding.STABLE:
-        _refuse_torch_cxx(artifact, undefined)
+    _refuse_torch_cxx(artifact, plan, undefined, compiler)
     kind = _kind(defined, plan)
     registers = any(_REGISTERS_OPS.search(name) for name in undefined)
     if kind == "torch_library" and not registers:
@@ -319,15 +320,19 @@ def _check_symbols_only(artifact: Path, plan: BuildPlan, undefined: set[str], co
     return "undefined symbols only: torch here has no CUDA, so the binary was not loaded"
 
 
-def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
+def _refuse_torch_cxx(artifact: Path, plan: BuildPlan, undefined: set[str], compiler: Compiler) -> None:
     # torch's symbols carry no version; those of libstdc++ do, and std::string::at() looks like at's.
     found = sorted(name for name in undefined if "@" not in name and _TORCH_CXX.match(name))
-    if found:
+    if not found:
+        return
+    names = ", ".join(_readable(name, compiler) for name in found[:4])
+    if plan.binding is Binding.STABLE:
         raise LoadError(
-            f"{artifact.name} may use only torch's stable C ABI, but needs C++ symbols of torch: "
-            f"{', '.join(found[:4])}.",
+            f"{artifact.name} may use only torch's stable C ABI, but needs C++ symbols of torch: {names}.",
             "Include only torch_c/, torch/csrc/stable/ and torch/headeronly/, or declare BINDING = Binding.TORCH.",
         )
+    if plan.system == "linux" and (compiler.is_zig or any(_OF_LIBCXX in name for name in undefined)):
+        raise LoadError(f"{artifact.name} needs C++ symbols of torch, but {OTHER_LIBRARY}: {names}.", OTHER_COMPILER)
 
 
 def _symbols(artifact: Path, compiler: Compiler, *, is_for_target: bool) -> tuple[set[str], set[str]]:

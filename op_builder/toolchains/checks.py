@@ -29,7 +29,8 @@ from op_builder.toolchains.probes import PROBE_TIMEOUT_S, remembered_failure_of
 logger = logging.getLogger(__name__)
 
 _BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), pip install pyelftools, or correct PATH."
-_OTHER_LIBRARY = "it compiles with libc++, and torch's C++ functions take the types of libstdc++"
+OTHER_LIBRARY = "it is compiled with libc++, and torch's C++ functions take the types of libstdc++"
+OTHER_COMPILER = "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
 _TORCH_HEADER = re.compile(
     r'^\s*#\s*include\s*[<"](?:ATen|c10|torch)/(?!csrc/stable/|csrc/inductor/aoti_torch/c/|headeronly/)', re.MULTILINE
 )
@@ -61,13 +62,16 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
     if sys.platform == "linux" and _includes_torch(plan):
-        text += f"#ifdef _LIBCPP_VERSION\n#error {_OTHER_LIBRARY}\n#endif\n"
+        text += f"#ifdef _LIBCPP_VERSION\n#error {OTHER_LIBRARY}\n#endif\n"
     stripped = strip_flags(plan.system) if compiler.is_zig else []
     command = [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
     # The first use of ziglang for a platform compiles its C++ library.
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if compiler.is_zig else PROBE_TIMEOUT_S
     subject = f"{compiler.identity} {command}"
     failure = remembered_failure_of(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s)
+    if OTHER_LIBRARY in failure:
+        reason = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
+        return Failed("C++ compiler", reason, OTHER_COMPILER)
     if failure:
         return Failed(
             "C++ compiler",
@@ -135,8 +139,6 @@ def _includes_torch(plan: BuildPlan) -> bool:
 
 
 def _cxx_remedy(failure: str) -> str:
-    if _OTHER_LIBRARY in failure:
-        return "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
     if "fatal error: new:" in failure or "'new' file not found" in failure:
         return "Install the C++ standard library's headers (Debian and Ubuntu: apt-get install g++)."
     return diagnose(failure).remedy or "Install a working g++ or clang++ and set CXX to it."

@@ -192,6 +192,11 @@ _LOAD: tuple[tuple[str, str], ...] = (
         "This torch does not have that symbol: adapt the sources to it, or link the library of torch that has it.",
     ),
     (
+        r"undefined symbol: __kmpc_",
+        "With ziglang's clang, OpenMP has no tasks and no ordered loops: set CXX to g++. With another clang++, add "
+        "-fopenmp to the linker's flags.",
+    ),
+    (
         r"undefined symbol: (\S+)",
         r"Link the library that defines \1, or add its source to the sources.",
     ),

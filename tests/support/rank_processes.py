@@ -53,11 +53,16 @@ def run_ranks(
     orders = []
     for rank in range(size):
         own = dict(environments[rank]) if environments else {}
-        variables = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **own)
+        variables = env.child_environment(PYTHONPATH=_search_path(), OMP_NUM_THREADS="1", **own)
         call = [f"tests.support.{program}", function, rank, size, str(directory), list(arguments)]
         orders.append({"call": call, "variables": variables, "output": str(directory / f"output{rank}")})
     statuses = _run_after_prefixes(orders, prefixes) if prefixes else _forking_process().run(orders)
     return [_result(directory, rank, status) for rank, status in enumerate(statuses)]
+
+
+def _search_path() -> str:
+    # On another platform, the packages are not next to the tests.
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def _run_after_prefixes(orders: Sequence[Mapping[str, Any]], prefixes: Sequence[Sequence[str]]) -> list[int]:
@@ -84,7 +89,7 @@ class _ForkingProcess:
     """A process that has imported torch and forks the ranks: importing it takes each rank two seconds."""
 
     def __init__(self) -> None:
-        variables = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        variables = env.child_environment(PYTHONPATH=_search_path(), OMP_NUM_THREADS="1")
         command = [sys.executable, "-m", __name__]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True)

@@ -79,6 +79,25 @@ def test_a_program_with_openmp_runs_alone(machine: tuple[Environment, dict[str, 
     assert run(tmp_path / "threads", cwd=tmp_path, **variables) == f"4444 1 {sum(range(100, 0, -7))} 500503\n"
 
 
+def test_openmp_loops_of_any_schedule_run(machine: tuple[Environment, dict[str, str | None]], tmp_path: Path) -> None:
+    variables = machine[1]
+    source = ROOT / "tests" / "support" / "native" / "openmp_loops.cpp"
+    run(
+        str(variables["CXX"]),
+        "-O2",
+        "-fopenmp",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        source,
+        "-o",
+        "loops",
+        cwd=tmp_path,
+        **variables,
+    )
+    assert run("./loops", cwd=tmp_path, **variables) == "0 errors\n"
+
+
 def test_a_launcher_of_triton_compiles(machine: tuple[Environment, dict[str, str | None]], tmp_path: Path) -> None:
     made, variables = machine
     cc = str(variables["CC"])

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 LOAD = '''
 import torch
 from accelerator import get_accelerator
-from op_builder import Binding, load_inline
-from op_builder.errors import IncompatibleOpError
+from op_builder import Binding, cpp_extension, load_inline
+from op_builder.errors import IncompatibleOpError, LoadError
 from op_builder.ops import CPUAdam
 
 param = torch.ones(3, requires_grad=True)
@@ -28,7 +28,17 @@ print(get_accelerator().create_op_builder("PinMemoryBuilder").load().pin_memory(
 try:
     load_inline("twice", "torch::Tensor twice(torch::Tensor x) { return x * 2; }", functions="twice")
 except IncompatibleOpError as error:
-    print(error)
+    print("refused:", error)
+open("indirect.h", "w").write("#include <torch/library.h>\\n")
+open("indirect.cpp", "w").write("""
+#include "indirect.h"
+static at::Tensor viewed(at::Tensor x) { return x.view({7, 9}); }
+TORCH_LIBRARY(zig_indirect, m) { m.def("viewed(Tensor x) -> Tensor", &viewed); }
+""")
+try:
+    cpp_extension.load("indirect", ["indirect.cpp"], is_python_module=False)
+except LoadError as error:
+    print("refused:", error)
 
 def written(name, headers, box, library):
     return f"""
@@ -91,8 +101,10 @@ def test_ops_are_compiled_and_those_on_torchs_headers_are_refused(packages: Path
         assert f"{name} with threads: 9\n" in output
         assert output.count(f"{error} of {name} ") == 2, output
         assert "count is negative" in output
-    assert "it compiles with libc++" in output
-    assert "declare BINDING = Binding.STABLE" in output
+    for refused in output.split("refused:")[1:]:
+        assert "it is compiled with libc++" in refused
+        assert "declare BINDING = Binding.STABLE" in refused
+    assert output.count("refused:") == 2
     report = run(sys.executable, "-m", "op_builder.report", "--json", cwd=tmp_path, **variables)
     toolchains = json.JSONDecoder().raw_decode(report)[0]["environment"]["toolchains"]
     assert str(packages) in json.dumps(toolchains["c++"])
