@@ -125,7 +125,7 @@ def log(text: str) -> None:
 def _nothing_built(reasons: Sequence[str]) -> IncompatibleOpError:
     return IncompatibleOpError(
         "\n  ".join(["None of the requested ops can be built here.", *reasons]),
-        "Fix that, or unset ACCEL_BUILD_OPS; ops are then compiled when they are first loaded.",
+        "Fix that, or unset the variables ACCEL_BUILD_*; ops are then compiled when they are first loaded.",
     )
 
 

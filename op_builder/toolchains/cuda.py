@@ -93,12 +93,18 @@ def find_cuda(memo: Memo) -> CudaToolkit:
         return toolkit
     if of_wheels:
         return _toolkit(of_wheels[max(of_wheels)], memo)
-    version = "" if built is None else f"=={built}.*"
+    if 0 < wanted < 13:
+        remedy = f"Install the CUDA toolkit {built} and set CUDA_HOME to it. NVIDIA's wheels have nvcc since CUDA 13."
+    else:
+        version = "" if built is None else f"=={built}.*"
+        remedy = (
+            "Install the CUDA toolkit and set CUDA_HOME to it. It is on PyPI, too: "
+            f"pip install 'cuda-toolkit[{_WHEELS}]{version}'."
+        )
     raise MissingCUDAException(
         "No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, and nvcc is not on PATH, "
         f"in {_USUAL_HOME / 'bin'} or in a wheel.",
-        "Install the CUDA toolkit and set CUDA_HOME to it. CUDA 13 is on PyPI, too: "
-        f"pip install 'cuda-toolkit[{_WHEELS}]{version}'.",
+        remedy,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import struct
 import sys
 from pathlib import Path
@@ -17,14 +18,29 @@ pytestmark = pytest.mark.slow
 
 OP = "pin_memory"
 LOAD = "from op_builder.cpu import PinMemoryBuilder; PinMemoryBuilder().load()"
+USE = """
+import sys, torch
+from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder
+from op_builder.ops import CPUAdam
+AsyncIOBuilder().load().aio_handle().sync_pwrite(torch.arange(99.0), sys.argv[1])
+print(torch.from_file(sys.argv[1], size=99).sum().item())
+mine, theirs = (torch.linspace(-1, 1, 1001, requires_grad=True) for _ in range(2))
+for made in (CPUAdam([mine], lr=0.1), torch.optim.AdamW([theirs], lr=0.1, weight_decay=0)):
+    for _ in range(3):
+        made.zero_grad()
+        made.param_groups[0]["params"][0].square().sum().backward()
+        made.step()
+torch.testing.assert_close(mine, theirs)
+"""
 ARM64 = 0x100000C  # CPU_TYPE_ARM64
 
 
 @pytest.fixture
 def wheel(request: pytest.FixtureRequest, packages: Path, tmp_path: Path) -> Path:
-    """The wheel with the op for the platform that the test names."""
+    """The wheel with the ops for the platform that the test names."""
+    target, *ops = request.param.split()
     tree = copy_sources(request.getfixturevalue("tmp_path_factory"), tmp_path / "accel-ops")
-    options = ("--target", request.param, "--wheel", tmp_path / "dist", OP)
+    options = ("--target", target, "--wheel", tmp_path / "dist", *(ops or [OP]))
     run(sys.executable, "-m", "op_builder.build", *options, cwd=tree, PYTHONPATH=f"{tree}:{packages}")
     return the_wheel(tmp_path / "dist")
 
@@ -35,6 +51,16 @@ def binary_of(wheel: Path, directory: Path, target: str) -> Path:
     file = directory / "binary"
     file.write_bytes(files_in(wheel)[f"op_builder/_prebuilt/{facts['binary']}"])
     return file
+
+
+@pytest.mark.parametrize("wheel", ["linux_x86_64 cpu_adam async_io"], indirect=True)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 machine")
+def test_a_wheel_for_x86_64_needs_only_glibc_2_17_and_works(wheel: Path, tmp_path: Path) -> None:
+    assert wheel.name.endswith("-py3-none-manylinux_2_17_x86_64.whl")
+    place = tmp_path / "unpacked"
+    run(sys.executable, "-m", "zipfile", "-e", wheel, place, cwd=tmp_path)
+    variables = {"PYTHONPATH": str(place), "ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(tmp_path / "cache")}
+    assert run(sys.executable, "-c", USE, tmp_path / "file", cwd=tmp_path, **variables).strip() == "4851.0"
 
 
 @pytest.mark.parametrize("wheel", ["linux_aarch64"], indirect=True)

@@ -213,7 +213,7 @@ UNBUILDABLE = {
     ),
     "module cannot be imported": (
         *(f"import no_such_module\n{ADD}", EVERYTHING),
-        *("No module named 'no_such_module'", "unset ACCEL_BUILD_OPS"),
+        *("No module named 'no_such_module'", "unset the variables ACCEL_BUILD_*"),
     ),
     "does not compile": (
         *(BROKEN, EVERYTHING),

@@ -118,14 +118,21 @@ def test_wheels_give_the_toolkit_if_the_systems_is_missing_or_unfit(
     assert f"{place} {toolkit.version[0]}" == found
 
 
-def test_no_toolkit_says_so(tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("of_torch", "remedy"),
+    [(None, "nvvm]'."), ("13.0", "nvvm]==13.0.*'"), ("12.8", "Install the CUDA toolkit 12.8 and")],
+)
+def test_a_missing_toolkit_is_reported_with_the_version_that_torch_needs(
+    tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch, of_torch: str | None, remedy: str
+) -> None:
     monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    monkeypatch.setattr("op_builder.toolchains.cuda.torch_install", lambda: torch_install()._replace(cuda=of_torch))
     with (
         env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=str(tmp_path)),
         pytest.raises(MissingCUDAException, match="No CUDA toolkit") as caught,
     ):
         find_cuda(memo)
-    assert "pip install 'cuda-toolkit[" in caught.value.remedy
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["empty", "x" * 300])  # the system refuses the second
