@@ -168,16 +168,17 @@ def check_binaries(wheel: Path) -> None:
     for name, content in contents.items():
         binary, prefix = lief.parse(io.BytesIO(content)), f"{wheel.name}: {name}"
         if isinstance(binary, lief.ELF.Binary):
-            found, libraries = f"manylinux {binary.header.machine_type.name}", [*map(str, binary.libraries)]
+            found, libraries = rf"manylinux_\d+_\d+_{binary.header.machine_type.name}", [*map(str, binary.libraries)]
             used = [str(each.name) for each in binary.dynamic_symbols if each.shndx == 0]  # defined elsewhere
         elif isinstance(binary, lief.MachO.Binary):
-            found, itself = f"macosx {binary.header.cpu_type.name}", lief.MachO.LoadCommand.TYPE.ID_DYLIB
+            least, itself = binary.build_version.minos, lief.MachO.LoadCommand.TYPE.ID_DYLIB
+            found = f"macosx_{least[0]}_{least[1]}_{binary.header.cpu_type.name}"
             libraries = [str(each.name) for each in binary.libraries if each.command != itself]
             used = [str(each.name).removeprefix("_") for each in binary.imported_symbols]
         else:
             fail(f"{prefix} is a binary of neither Linux nor macOS.")
-        if not re.fullmatch(found.lower().replace(" ", r"_\d+_\d+_"), platform):
-            fail(f"{prefix} is for {found.lower()}.")
+        if not re.fullmatch(found, platform, re.IGNORECASE):
+            fail(f"{prefix} is for {found.lower()}.".replace(r"_\d+_\d+_", " "))
         of_python = [Symbol(symbol) for symbol in used if re.match(r"_?Py[A-Z_]", symbol)]
         for symbol in of_python if python == "py3" else []:
             stable = abi3info.FUNCTIONS.get(symbol) or abi3info.DATAS.get(symbol)

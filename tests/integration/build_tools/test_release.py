@@ -13,7 +13,8 @@ import pytest
 import release
 
 CHANGELOG = "# Changelog\n\n## [0.2.0] - unreleased\n\n- A new op.\n\n## [0.1.0] - 2026-01-02\n\nFirst version.\n"
-MACOS = struct.pack("<8I", 0xFEEDFACF, 0x0100000C, 0, 6, 0, 0, 0, 0)  # a header of a library for arm64
+# The header of a library for arm64, and its LC_BUILD_VERSION: macOS 11.0.
+MACOS = struct.pack("<14I", 0xFEEDFACF, 0x0100000C, 0, 6, 1, 24, 0, 0, 0x32, 24, 1, 11 << 16, 11 << 16, 0)
 STABLE = "extern void PyErr_Clear(); void f() { PyErr_Clear(); }"
 UNSTABLE = "extern void PyUnicode_AsUTF8(); void f() { PyUnicode_AsUTF8(); }"  # stable since 3.13
 
@@ -81,7 +82,8 @@ def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(
     release.check_binaries(make_wheel(tmp_path, "py3-none-macosx_11_0_arm64", content=MACOS))
     for tag, content, message in (
         ("py3-none-manylinux_2_17_ppc64le", plain, f"pack/op.so is for manylinux {machine}"),
-        ("py3-none-macosx_11_0_x86_64", MACOS, "pack/op.so is for macosx arm64"),
+        ("py3-none-macosx_11_0_x86_64", MACOS, "pack/op.so is for macosx_11_0_arm64"),
+        ("py3-none-macosx_10_9_arm64", MACOS, "pack/op.so is for macosx_11_0_arm64"),
         ("py3-none-any", plain, "pack/op.so is for manylinux"),
         (f"py3-none-manylinux_2_17_{machine}", of_python, "uses PyUnicode_AsUTF8, which not every Python"),
         (f"py3-none-manylinux_2_17_{machine}", b"text", "is a binary of neither Linux nor macOS"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 
-from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder
+from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder, ShareMemCommBuilder
 from op_builder.ops import CPUAdam, CPULion, FusedAdam
 from tests.support.threads import in_threads
 
@@ -25,6 +27,14 @@ def trained(optimizer: type[torch.optim.Optimizer], number: int) -> list[torch.T
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         made.step()
     return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded Python")
+def test_no_op_enables_the_gil() -> None:
+    for builder in (CPUAdamBuilder, AsyncIOBuilder, ShareMemCommBuilder):
+        builder().load()
+    is_gil_enabled = sys._is_gil_enabled  # type: ignore[attr-defined]
+    assert not is_gil_enabled()
 
 
 @pytest.mark.parametrize("optimizer", [CPUAdam, CPULion, FusedAdam])
