@@ -1,5 +1,6 @@
 # The two commands: `make demo` trains a small model through the library, `make test` runs the
-# suite. Both need only Python >= 3.10 and a C++ compiler; everything else goes into .venv.
+# suite. Both need only Python >= 3.10 and a C++ compiler, or EXTRAS=demo,test,compiler for ziglang's; everything else
+# goes into .venv.
 
 PYTHON ?= python3
 # TORCH=2.15.0 works with that torch, in a virtual environment of its own: .venv-torch-2.15.0

@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-# nvcc names kernels after its directory. Zig's linker leaves entries of Mach-O's table of indirect symbols undefined,
-# which dyld does not read in these libraries, and with them the UUID and the signature.
+# nvcc names kernels after its directory. Zig's linker does not initialize some entries of Mach-O's table of indirect
+# symbols, which dyld does not read in these libraries; the UUID and the signature differ with them.
 VARYING = ("cuda", "macosx_arm64")
 # What each wheel is built with; any other name is a value of ACCEL_BUILD_TARGET.
 TARGETS = {

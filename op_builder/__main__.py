@@ -26,7 +26,7 @@ _COMMANDS = {
     "cache": _Command("op_builder.cache.__main__", "list, verify, prune, export and import built ops"),
     "new": _Command("op_builder.new", "create a package with a native op of your own"),
     "tune-aio": _Command("op_builder.tune_aio.__main__", "find the fastest async_io settings for a disk"),
-    "env": _Command("op_builder.compiler_env", "print the settings by which torch.compile uses clang of ziglang"),
+    "env": _Command("op_builder.compiler_env", "print the settings by which torch.compile uses ziglang's clang"),
     "run": _Command("op_builder.run", "run a program whose torch.utils.cpp_extension calls build with this engine"),
     "launch": _Command("accelerator.launch.command_line", "start a program on each accelerator, on one host or many"),
 }

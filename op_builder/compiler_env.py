@@ -1,4 +1,4 @@
-"""``accel-ops env``: the environment variables by which other programs compile with clang of the package ziglang."""
+"""``accel-ops env``: the environment variables by which other programs compile with ziglang's clang."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ OPS = (
         works_anywhere=True,
         base="OneCCLBase",
         left_out=(
-            ("linux", "oneCCL's C++ functions take the types of libstdc++, and clang of ziglang has libc++"),
+            ("linux", "oneCCL's C++ functions take the types of libstdc++, and ziglang's clang has libc++"),
             ("darwin", "oneCCL is for Linux"),
         ),
     ),

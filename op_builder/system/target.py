@@ -12,7 +12,7 @@ class Target(NamedTuple):
     Attributes:
         name: that of a wheel's tag without versions: ``linux_aarch64``.
         platform: how manifests name it: ``linux aarch64``.
-        triple: its name for clang of ziglang, with the oldest system on which the binaries run.
+        triple: its name for ziglang's clang, with the oldest system on which the binaries run.
     """
 
     name: str

@@ -44,7 +44,7 @@ class Compiler(NamedTuple):
 
     @property
     def is_zig(self) -> bool:
-        """Whether it is clang of ziglang, which has libc++ in place of libstdc++."""
+        """Whether it is ziglang's clang, which has libc++ in place of libstdc++."""
         return os.path.basename(self.path) == _ZIG
 
     @property
@@ -77,7 +77,7 @@ class Compiler(NamedTuple):
 
 
 def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
-    """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else clang of the package ziglang.
+    """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else that of the package ziglang.
 
     Args:
         target: the platform to compile for; one that is named is compiled for by ziglang alone.
@@ -109,7 +109,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
         f"No C++ compiler: CXX={named!r} needs the package ziglang, which is not installed."
         if named is not None
         else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
-        "Install one (pip install ziglang pyelftools; Debian and Ubuntu: apt-get install g++; "
+        "Install one (pip install ziglang pyelftools, the extra 'compiler'; Debian and Ubuntu: apt-get install g++; "
         "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
     )
 

@@ -63,7 +63,7 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     else:
         cxx = find_cxx(memo)
         if cxx.is_zig:
-            reason = "clang of ziglang uses libc++, and libsycl's functions take the types of libstdc++."
+            reason = "ziglang's clang uses libc++, and libsycl's functions take the types of libstdc++."
             return Failed(_HOST, reason, "Install g++ or clang++, or set CXX to one.")
         start, identity, program = list(cxx.command), cxx.identity, cxx.path
     places = ["-isystem", str(runtime.include_dir), f"-L{runtime.library_dir}"]

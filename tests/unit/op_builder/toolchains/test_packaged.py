@@ -1,4 +1,4 @@
-"""The commands that run clang of ziglang."""
+"""The commands that run ziglang's clang."""
 
 from __future__ import annotations
 
