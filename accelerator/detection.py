@@ -7,16 +7,20 @@ this module, and a dataclass or named tuple takes ten times as long to create.
 
 from __future__ import annotations
 
+from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import AcceleratorSelectionError, describe
-from accelerator.structure import structural_faults
+from accelerator.pinned_memory import PinnedMemory
 from accelerator.vendors import import_vendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accelerator.abstract_accelerator import DeepSpeedAccelerator
+_ABSENT = object()
+_MOST_NAMES = 8
 
 
 class Candidate:
@@ -30,8 +34,6 @@ class Candidate:
         vendor_package: imported before the class when a device is probed; absent on most machines.
         requirement: beginning of the error if the override names it and it is unusable; by default the class's
             ``missing_message()``.
-        probe: the class's method that returns why the device is unusable, or None; if the class lacks it,
-            ``is_available()`` decides.
         without_device: whether an override accepts it without a probe.
         reason_to_skip: why detection should ignore it although it works; an override ignores this.
         fault: why it can never be chosen; part of every trace.
@@ -46,14 +48,13 @@ class Candidate:
         *,
         vendor_package: str | None = None,
         requirement: str = "",
-        probe: str = "probe",
         without_device: bool = False,
         reason_to_skip: Callable[[], str | None] | None = None,
         fault: str | None = None,
     ) -> None:
         self.name, self.label, self.priority, self.load = name, label, priority, load
-        self.vendor_package, self.requirement, self.probe = vendor_package, requirement, probe
-        self.without_device, self.reason_to_skip, self.fault = without_device, reason_to_skip, fault
+        self.vendor_package, self.requirement, self.without_device = vendor_package, requirement, without_device
+        self.reason_to_skip, self.fault = reason_to_skip, fault
 
 
 class Verdict:
@@ -133,7 +134,7 @@ def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
         if candidate.vendor_package is not None:
             import_vendor(candidate.vendor_package)
         accelerator_class = candidate.load()
-        reason = None if is_named and candidate.without_device else _probe(accelerator_class, candidate.probe)
+        reason = None if is_named and candidate.without_device else _probe(accelerator_class)
         if reason is None and not is_named and candidate.reason_to_skip is not None:
             reason = candidate.reason_to_skip()
         if reason is not None:
@@ -146,9 +147,9 @@ def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
         return describe(error), None
 
 
-def _probe(accelerator_class: Any, method: str) -> str | None:
-    """Why the device is unusable, or None: the class's own answer, else whether an object of the class is available."""
-    probe: Callable[[], str | None] | None = getattr(accelerator_class, method, None)
+def _probe(accelerator_class: Any) -> str | None:
+    """Why the device is unusable, or None: the class's ``probe()``, else whether an object of it is available."""
+    probe: Callable[[], str | None] | None = getattr(accelerator_class, "probe", None)
     if probe is not None:
         return probe()
     return None if accelerator_class().is_available() else "no device is available: is_available() is False"
@@ -179,3 +180,46 @@ def _unusable(candidate: Candidate, reason: str) -> str:
         except (Exception, SystemExit):  # a broken torch breaks the class, too
             pass
     return f"{candidate.requirement or f'Accelerator {candidate.name!r} cannot be used'} ({reason})."
+
+
+def structural_faults(candidate: object) -> list[str]:
+    """Why ``candidate`` is not an accelerator, as phrases; empty if it is one. Its base classes do not matter.
+
+    The abstract members must exist, and every member must be of the right kind, a method or a property. No property is
+    evaluated, since that may start the device.
+    """
+    if isinstance(candidate, type):
+        return [f"it is the class {candidate.__name__}, not an instance of it"]
+    # inspect.getattr_static() for eighty names takes longer than everything else in get_accelerator().
+    namespaces = [getattr(candidate, "__dict__", {}), *map(vars, type(candidate).__mro__)]
+    is_proxy = hasattr(type(candidate), "__getattr__")
+    missing: list[str] = []
+    wrong: list[str] = []
+    for name, declared in {**vars(PinnedMemory), **vars(DeepSpeedAccelerator)}.items():
+        if name.startswith("_"):
+            continue
+        member = next((namespace[name] for namespace in namespaces if name in namespace), _ABSENT)
+        if member is _ABSENT and is_proxy:
+            member = getattr(candidate, name, _ABSENT)
+        if member is _ABSENT:
+            if getattr(declared, "__isabstractmethod__", False):
+                missing.append(name)
+        elif isinstance(declared, property):
+            if isinstance(member, (FunctionType, classmethod, staticmethod)):
+                wrong.append(f"{name} must be a property, found a method")
+        elif isinstance(declared, bool):
+            if callable(member):
+                wrong.append(f"{name} must be a bool, found a method")
+        elif not _is_method(member):
+            kind = "a property" if isinstance(member, property) else f"a value of type {type(member).__name__}"
+            wrong.append(f"{name} must be a method, found {kind}")
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+        return [f"missing: {', '.join(missing[:_MOST_NAMES])}{more}", *wrong]
+    return wrong
+
+
+def _is_method(member: object) -> bool:
+    """Whether it is callable or a descriptor that returns a callable, such as functools.partialmethod."""
+    returns_value = isinstance(member, cached_property) or hasattr(type(member), "__set__")  # as every property has
+    return callable(member) or (hasattr(type(member), "__get__") and not returns_value)

@@ -1,4 +1,4 @@
-"""Errors of selecting and using an accelerator, all subclasses of :class:`op_builder.errors.AccelError`."""
+"""Errors of accelerators and of the launcher, all subclasses of :class:`op_builder.errors.AccelError`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ class NotHostMemoryError(AccelError, ValueError):
 
 class EventNotRecordedError(AccelError, RuntimeError):
     """``elapsed_time()`` was called on an event that was never recorded."""
+
+
+class LaunchError(AccelError, ValueError):
+    """A launch is not possible as requested."""
+
+
+class BindingError(LaunchError):
+    """Ranks cannot be bound to cores as requested."""
 
 
 def describe(error: BaseException) -> str:

@@ -7,9 +7,9 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from accelerator.detection import structural_faults
 from accelerator.errors import AcceleratorSelectionError, InvalidAcceleratorError
-from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose
-from accelerator.structure import structural_faults
+from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose, is_registered
 from op_builder import env
 
 if TYPE_CHECKING:
@@ -119,8 +119,5 @@ def is_current_accelerator_supported() -> bool:
     It is False only for an object that was passed to :func:`set_accelerator`.
     """
     accelerator = get_accelerator()
-    if accelerator.device_name().partition(":")[0] in SUPPORTED_ACCELERATOR_LIST:
-        return True
-    from accelerator.plugins import is_registered  # not at the top: few processes need plug-ins
-
-    return is_registered(type(accelerator))
+    name = accelerator.device_name().partition(":")[0]
+    return name in SUPPORTED_ACCELERATOR_LIST or is_registered(type(accelerator))

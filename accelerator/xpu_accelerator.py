@@ -36,12 +36,6 @@ class XPU_Accelerator(TorchAccelerator):
         return torch.xpu
 
     @classmethod
-    def probe_ipex(cls) -> str | None:
-        """:meth:`probe` for IPEX alone."""
-        import_vendor(_IPEX)
-        return super().probe()
-
-    @classmethod
     def choose_communication_backend(cls) -> str:
         return "ccl" if optional_vendor("oneccl_bindings_for_pytorch") else "xccl"
 

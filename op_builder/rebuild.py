@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from op_builder.cache.fingerprint import plan_key
+from op_builder.cache.key import plan_key
 from op_builder.cache.store import Cache, Entry
 from op_builder.catalog.device import requested_package
 from op_builder.command_line import printable
 from op_builder.engine.build import build
 from op_builder.errors import AccelError
 from op_builder.report.collect import find_op
-from op_builder.system.memo import Memo
+from op_builder.system.records import Memo
 from op_builder.toolchains.toolset import find_toolset
 
 

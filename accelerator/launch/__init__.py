@@ -32,8 +32,8 @@ def plan_binding(ranks: int, cpus: Iterable[int] | str | None = None) -> tuple[R
             this process may use. It is a ValueError.
     """
     # Imported here, because each process that the launcher starts imports this package first.
+    from accelerator.errors import BindingError
     from accelerator.launch import binding
-    from accelerator.launch.errors import BindingError
     from accelerator.launch.topology import own_affinity, read_topology
     from op_builder.system.cgroups import HostFiles
 

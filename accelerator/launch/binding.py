@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from accelerator.launch.errors import BindingError
+from accelerator.errors import BindingError
 from accelerator.launch.topology import Node, Topology, format_list, parse_list
 
 _MOST_IDLE_FOR_ONE_NODE = 1 / 8

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from accelerator.errors import LaunchError
 from accelerator.launch.binding import parse_core_list
-from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, choose_hosts, host_of, is_host_name, limit, read_hostfile
 from accelerator.launch.job import Job
 from accelerator.launch.options import parse

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from accelerator.errors import BindingError
 from accelerator.launch.binding import RankBinding
-from accelerator.launch.errors import BindingError
 from accelerator.launch.hosts import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.plan import HostPlan, assignments, plural

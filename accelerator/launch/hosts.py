@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accelerator.launch.errors import LaunchError
+from accelerator.errors import LaunchError
 from accelerator.launch.topology import parse_list
 
 _EXPECTED = "a line such as 'name slots=4'"

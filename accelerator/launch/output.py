@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, replace
 
-from accelerator.launch.errors import LaunchError
+from accelerator.errors import LaunchError
 from op_builder.system.records import Schema, is_number, is_small, is_string, require
 
 # Other hosts' launchers, and ranks that an MPI starts, report a failure as one line of standard error with this mark.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from accelerator.errors import LaunchError
 from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, open_trusted, read_users_file, why_distrusted
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list

@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
+from accelerator.errors import LaunchError
 from accelerator.launch.binding import RankBinding
-from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, Relay, exit_status, make_log_directory
 from accelerator.launch.plan import plan_host

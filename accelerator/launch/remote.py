@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accelerator.launch.errors import LaunchError
+from accelerator.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, Relay, exit_status
 from accelerator.launch.processes import VARIABLE, end_processes_of, guarded, handled_signals, helper_process, log

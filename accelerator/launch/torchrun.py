@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from accelerator.launch.errors import LaunchError
+from accelerator.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, exit_status
 from accelerator.launch.plan import plural

@@ -7,8 +7,8 @@ import time
 import torch
 
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.detection import structural_faults
 from accelerator.errors import describe
-from accelerator.structure import structural_faults
 from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type, fail
 
 _SEED = 20_240_611

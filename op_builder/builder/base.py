@@ -277,15 +277,15 @@ class OpBuilder(ABC):
 
     def cpu_arch(self) -> str:
         """Compiler flag for this CPU's architecture level, by name, so that the key contains it."""
-        from op_builder.system import march
+        from op_builder.system.cpu_isa import architecture_flag
 
-        return march.architecture_flag()
+        return architecture_flag()
 
     def simd_width(self) -> str:
         """``-D__AVX512__``, ``-D__AVX256__`` or ``-D__SCALAR__`` for this CPU."""
-        from op_builder.system import march
+        from op_builder.system.cpu_isa import simd_define
 
-        return march.simd_define()
+        return simd_define()
 
     def torch_version(self) -> tuple[int, int]:
         """(major, minor) of torch."""

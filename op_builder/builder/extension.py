@@ -8,17 +8,20 @@ the headers next to the original, edits are noticed, and an sdist, which omits `
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
-from op_builder.errors import AccelError
-from op_builder.plan import BuildPlan
-from op_builder.system.memo import Memo
+from op_builder.errors import AccelError, IncompatibleOpError
+from op_builder.plan import Binding, BuildPlan, Source
+from op_builder.system.records import Memo
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
+from op_builder.toolchains.sycl import SyclToolchain
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
 # Relative to the current directory; setuptools uses other names in build/.
-LINKS = Path("build", "accel_sources")
+_LINKS = Path("build", "accel_sources")
 
 
 def setuptools_extension(name: str, plan: BuildPlan) -> Any:
@@ -29,14 +32,13 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
 
     Raises:
         MissingCUDAException: the plan has CUDA sources and no toolkit was found.
+        IncompatibleOpError: the plan is SYCL's, and no SYCL runtime is installed.
         AccelError: a source is text without a file, or a link to a source cannot be created.
     """
     from torch.utils import cpp_extension
 
     if plan.sycl is not None:
-        from op_builder.builder.sycl_extension import sycl_extension
-
-        return sycl_extension(name, plan)
+        return _sycl_extension(name, plan)
     texts = [source.label for source in plan.sources if source.text is not None]
     if texts:
         raise AccelError(
@@ -45,7 +47,7 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
         )
     arguments: dict[str, Any] = {
         "name": name,
-        "sources": relative_sources([source.path for source in plan.sources], name),
+        "sources": _relative_sources([source.path for source in plan.sources], name),
         "include_dirs": [str(path) for path in (*plan.include_dirs, *(each.include_dir for each in plan.libraries))],
         "library_dirs": [str(library.library.parent) for library in plan.libraries],
         "libraries": [library.name for library in plan.libraries],
@@ -65,19 +67,19 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     return cpp_extension.CUDAExtension(**arguments)  # type: ignore[no-untyped-call]
 
 
-def relative_sources(sources: list[Path], name: str) -> list[str]:
+def _relative_sources(sources: list[Path], name: str) -> list[str]:
     """The sources of the extension ``name`` as relative paths below the current directory, with links if needed."""
-    here, links = Path.cwd(), LINKS / name
+    here, links = Path.cwd(), _LINKS / name
     elsewhere = dict.fromkeys(path.parent for path in sources if not path.is_relative_to(here))
     linked = {directory: links / str(number) for number, directory in enumerate(elsewhere)}
     for directory, link in linked.items():
-        make_link(link, directory)
+        _make_link(link, directory)
     return [
         str(linked[path.parent] / path.name if path.parent in linked else path.relative_to(here)) for path in sources
     ]
 
 
-def make_link(link: Path, directory: Path) -> None:
+def _make_link(link: Path, directory: Path) -> None:
     """Create or replace the symbolic link ``link`` to a directory or a file.
 
     Raises:
@@ -94,3 +96,102 @@ def make_link(link: Path, directory: Path) -> None:
             f"The sources in {directory} are outside the project, and the link {link} failed: {error.strerror}.",
             "Build in a writable directory on a file system with symbolic links.",
         ) from error
+
+
+def _sycl_extension(name: str, plan: BuildPlan) -> Any:
+    """torch's ``SyclExtension``, IPEX's ``DPCPPExtension`` or torch's ``CppExtension``, depending on the toolchain."""
+    assert plan.sycl is not None
+    icpx = shutil.which("icpx") if SyclToolchain(plan.sycl.toolchain).is_ahead else None
+    runtime = find_runtime() if icpx is None else find_ahead_runtime(icpx)
+    if runtime is None:
+        raise IncompatibleOpError(f"Op '{plan.op}': no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+    arguments: dict[str, Any] = {"name": name, "extra_link_args": list(plan.link_flags)}
+    if plan.binding is Binding.STABLE:
+        # Do not link torch_python: a Stable-ABI op depends on no Python ABI.
+        arguments["py_limited_api"] = True
+    make = {
+        SyclToolchain.RTC: _at_run_time,
+        SyclToolchain.ICPX: _by_torch,
+        SyclToolchain.IPEX: _by_ipex,
+    }[SyclToolchain(plan.sycl.toolchain)]
+    return make(arguments, plan, runtime)
+
+
+def _at_run_time(arguments: dict[str, Any], plan: BuildPlan, runtime: SyclRuntime) -> Any:
+    from torch.utils import cpp_extension
+
+    files = [_written(source, arguments["name"]) for source in plan.sources]
+    return cpp_extension.CppExtension(  # type: ignore[no-untyped-call]
+        **arguments,
+        sources=_relative_sources(files, arguments["name"]),
+        include_dirs=[*map(str, plan.include_dirs), str(runtime.include_dir)],
+        library_dirs=[str(runtime.library_dir)],
+        libraries=["sycl"],
+        extra_compile_args={"cxx": list(plan.cxx_flags)},
+    )
+
+
+def _by_torch(arguments: dict[str, Any], plan: BuildPlan, runtime: SyclRuntime) -> Any:
+    from torch.utils import cpp_extension
+
+    if cpp_extension.SYCL_HOME is None:  # only an XPU build of torch looks for it
+        cpp_extension.SYCL_HOME = str(runtime.prefix)
+    assert plan.sycl is not None
+    # torch recognizes SYCL sources by this suffix.
+    sources = _with_texts(plan, arguments["name"], ".sycl")
+    return cpp_extension.SyclExtension(  # type: ignore[no-untyped-call]
+        **arguments,
+        sources=sources,
+        include_dirs=_include_dirs(plan),
+        library_dirs=[str(runtime.library_dir)],
+        extra_compile_args={"cxx": list(plan.cxx_flags), "sycl": [*plan.cxx_flags, *plan.sycl.flags]},
+    )
+
+
+def _by_ipex(arguments: dict[str, Any], plan: BuildPlan, _runtime: SyclRuntime) -> Any:
+    from intel_extension_for_pytorch.xpu.cpp_extension import DPCPPExtension  # type: ignore[import-not-found]
+
+    assert plan.sycl is not None
+    return DPCPPExtension(
+        **arguments,
+        sources=_with_texts(plan, arguments["name"], ".cpp"),
+        include_dirs=_include_dirs(plan),
+        extra_compile_args={"cxx": [*plan.cxx_flags, *plan.sycl.flags]},
+    )
+
+
+def _include_dirs(plan: BuildPlan) -> list[str]:
+    # A compiler looks for "x.h" in the directory of the link, not of the source.
+    directories = (source.path.parent for source in plan.sources)
+    return list(dict.fromkeys(map(str, (*plan.include_dirs, *directories))))
+
+
+def _with_texts(plan: BuildPlan, name: str, suffix: str) -> list[str]:
+    """A file below the current directory for each source, which includes the kernels that the source needs.
+
+    setuptools has no flags for single sources, so ``-include`` is not possible.
+    """
+    assert plan.sycl is not None
+    files = []
+    for number, source in enumerate(plan.sources):
+        place = _LINKS / name / f"{number}_{source.path.stem}{suffix}"
+        texts = plan.sycl.texts_before(source)
+        if texts:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)  # it may be a link to a source
+            includes = "".join(f'#include "{path}"\n' for path in (*texts, source.path))
+            place.write_text(includes, encoding="utf-8")
+        else:
+            _make_link(place, source.path)
+        files.append(str(place))
+    return files
+
+
+def _written(source: Source, name: str) -> Path:
+    """The source's file; text without a file is written below the current directory."""
+    if source.text is None:
+        return source.path
+    path = Path.cwd() / _LINKS / name / source.path.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source.text, encoding="utf-8")
+    return path

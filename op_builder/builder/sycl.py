@@ -74,12 +74,12 @@ class SYCLOpBuilder(OpBuilder):
         return plan._replace(include_dirs=include_dirs, sources=sources, sycl=SyclPlan(chosen.value))
 
     def build_checks(self) -> list[CheckOutcome]:
-        from op_builder.toolchains.sycl_checks import toolchain_checks
+        from op_builder.toolchains.sycl import toolchain_checks
 
         return [*super().build_checks(), *toolchain_checks(self.toolchain, self.cache.memo)]
 
     def load_checks(self) -> list[CheckOutcome]:
-        from op_builder.toolchains.sycl_checks import load_checks
+        from op_builder.toolchains.sycl import load_checks
 
         return load_checks(self.toolchain, self.cache.memo, has_kernel_texts=bool(self.kernel_sources()))
 

@@ -15,13 +15,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from op_builder.cache.fingerprint import COMPILER_PARTS, plan_key, platform_name
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import COMPILER_PARTS, Roots, plan_key, platform_name
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.plan import Binding, BuildPlan, Language, Source
-from op_builder.system.memo import Memo
-from op_builder.system.records import OtherFormatError
+from op_builder.system.records import Memo, OtherFormatError
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_toolset
 

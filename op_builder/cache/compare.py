@@ -5,32 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import paths
-from op_builder.cache.fingerprint import PlanKey
-from op_builder.cache.headers import Header, Roots
+from op_builder.cache.key import Header, PlanKey, Roots
 from op_builder.cache.store import Entry
-from op_builder.system.memo import Memo
+from op_builder.system.records import Memo
 
 _FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")
 
 
-@dataclass(frozen=True)
-class Miss:
-    """The nearest entry, and what has changed since: ``csrc/common/x.h changed``."""
-
-    nearest: Entry
-    differences: tuple[str, ...]
-
-
-def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots, memo: Memo) -> Miss | None:
-    """The entry with the fewest differences from ``key`` and the current headers; None without entries."""
-    found = [Miss(entry, tuple(_differences(entry, key, roots, memo))) for entry in entries]
+def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots, memo: Memo) -> tuple[Entry | None, list[str]]:
+    """The entry with the fewest differences from ``key`` and the current headers: ``csrc/common/x.h changed``."""
     # Of equally near ones the latest is what the reader had in mind.
-    found.sort(key=lambda miss: miss.nearest.manifest.built_at, reverse=True)
-    return min(found, key=lambda miss: len(miss.differences), default=None)
+    latest_first = sorted(entries, key=lambda entry: entry.manifest.built_at, reverse=True)
+    found = [(entry, _differences(entry, key, roots, memo)) for entry in latest_first]
+    return min(found, key=lambda pair: len(pair[1]), default=(None, []))
 
 
 def _differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[str]:
@@ -64,7 +54,7 @@ def _source_lines(then: dict[str, str], key: PlanKey) -> list[str]:
 
 
 def _source_line(label: str, then: str, now: str) -> str:
-    """``then`` and ``now``: a content hash and flags, as :func:`.fingerprint.recipe_parts` joins them."""
+    """``then`` and ``now``: a content hash and flags, as :func:`.key.recipe_parts` joins them."""
     (content_then, *flags_then), (content_now, *flags_now) = then.split(" "), now.split(" ")
     if content_then != content_now:
         return f"{label} changed"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.key import Header, Roots, SystemHeaders
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status

@@ -33,7 +33,7 @@ from op_builder.cache.ownership import (
 )
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import replace_text
-from op_builder.system.memo import Memo
+from op_builder.system.records import Memo
 
 # Raise it when old records would look damaged, or the meaning of a folder changes.
 HOME = "v1"

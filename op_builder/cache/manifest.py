@@ -4,8 +4,7 @@ import json
 from itertools import chain
 from typing import Any, NamedTuple
 
-from op_builder.cache.fingerprint import MANIFEST_FORMAT, BuildKey, PlanKey
-from op_builder.cache.headers import Header, SystemHeaders
+from op_builder.cache.key import MANIFEST_FORMAT, BuildKey, Header, PlanKey, SystemHeaders
 from op_builder.plan import Binding
 from op_builder.system.records import (
     OtherFormatError,

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from op_builder.cache import layout
-from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
 from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
 from op_builder.cache.ownership import Refusal, distrusted, distrusted_below, open_file, warn_once
@@ -28,8 +27,7 @@ from op_builder.system.file_contents import (
     opened_sha256,
     subdirectories,
 )
-from op_builder.system.memo import SHA256_FACT, Memo
-from op_builder.system.records import RecordError, read_text
+from op_builder.system.records import SHA256_FACT, Memo, RecordError, read_text
 
 logger = logging.getLogger(__name__)
 

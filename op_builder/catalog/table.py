@@ -90,7 +90,7 @@ def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str], 
         (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
         cuda=(f"fused_{name}.cu", "multi_tensor.cu"),
         on_torch=on_torch,
-        sycl=any(home == "functional.sycl" for _, home in front_ends),
+        sycl=any(front_end.startswith("SYCL") for front_end, _ in front_ends),
         front_ends=front_ends,
     )
 
@@ -110,11 +110,11 @@ OPS = (
         "FusedAdam",
         "Adam and AdamW",
         ("FusedAdam", "optim.fused_adam"),
-        ("SYCLFusedAdam", "functional.sycl"),
+        ("SYCLFusedAdam", "optim.fused_adam"),
         on_torch="optim.vendor_adam.VendorAdam",
     ),
     _fused("amsgrad", "FusedAmsgrad", _AMSGRAD),
-    _fused("lion", "FusedLion", "Lion", ("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "functional.sycl")),
+    _fused("lion", "FusedLion", "Lion", ("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "optim.fused_lion")),
     _fused("lamb", "FusedLamb", "LAMB", ("FusedLamb", "optim.fused_lamb")),
     Op(
         "async_io",

@@ -17,8 +17,7 @@ from typing import IO
 from op_builder import env
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
-from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable

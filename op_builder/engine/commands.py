@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import Roots
 from op_builder.paths import native_root
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, require_libgomp, small_library
-from op_builder.toolchains.toolset import Toolset
+from op_builder.toolchains.toolset import Compiler, Toolset
 
 # The object that linked device code becomes, named as torch names it.
 DEVICE_OBJECT = "sycl_dlink.o"

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from subprocess import Popen
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from op_builder import env
 from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands, CompileStep
-from op_builder.engine.session import watched
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.process import require_exit_codes, run
@@ -31,6 +32,43 @@ Progress = Callable[[int, int, str], None]
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _LOOK_S = 0.01
+_STOP_S = 10.0
+
+# Reads the session's number, then waits for a word or the pipe's end: the kernel closes it with its last
+# writer, even if SIGKILL ends that. Ninja gives each compiler its own process group, so the whole session is
+# ended; daemons that a compiler launcher started have left the session and keep running. A process may start
+# another just before it ends, so the search is repeated until none is left; not indefinitely, because a process
+# that waits for a broken disk cannot be ended.
+_WATCHER = """
+session=
+while read -r word; do
+  case $word in
+    ended) exit 0 ;;
+    end) break ;;
+    *) session=$word ;;
+  esac
+done
+[ -n "$session" ] || exit 0
+[ -r /proc/self/stat ] || kill -TERM "$session"
+for turn in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do
+  left=
+  for stat in /proc/[0-9]*/stat; do
+    read -r line 2>/dev/null <"$stat" || continue
+    pid=${line%% *}
+    set -- ${line##*) }
+    if [ "$4" = "$session" ] && [ "$1" != Z ]; then
+      kill -KILL "$pid" 2>/dev/null
+      left=yes
+    fi
+  done
+  [ -n "$left" ] || exit 0
+  sleep 0.05
+done
+exit 1
+"""
+
+# Prints its number before it becomes the program, so that no moment is left unwatched.
+_STARTER = 'echo $$ >&0; exec "$@" </dev/null'
 
 
 class NinjaRun(NamedTuple):
@@ -104,7 +142,7 @@ def run_ninja(
     with (
         log_path.open("w") as log,
         log_path.open(errors="replace") as written,
-        watched(command, cwd=directory, environment=environment, output=log) as process,
+        _watched(command, cwd=directory, environment=environment, output=log) as process,
     ):
         is_running = True
         while is_running:
@@ -125,6 +163,50 @@ def run_ninja(
     return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL, peak_bytes)
 
 
+@contextmanager
+def _watched(
+    command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: IO[str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in a session of its own, which ends with the ``with`` block or with this process.
+
+    Processes left by a program that succeeded are kept.
+    """
+    watcher = subprocess.Popen(
+        ["/bin/sh", "-c", _WATCHER],
+        stdin=subprocess.PIPE,
+        bufsize=0,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C at the terminal is not meant for it
+    )
+    assert watcher.stdin is not None
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with watcher.stdin as pipe:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _STARTER, "sh", *command],
+                cwd=cwd,
+                env=environment,
+                stdin=pipe,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                yield process
+            finally:
+                # In words: a process that was forked from this one meanwhile may hold the pipe open, too.
+                word = "ended" if process.poll() == 0 else "end"
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.write(f"{process.pid}\n{word}\n".encode())
+    finally:
+        for stopped in filter(None, (watcher, process)):
+            try:
+                stopped.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("Process %d could not be ended. End it with: kill -9 %d", stopped.pid, stopped.pid)
+
+
 def finished_outputs(directory: Path) -> set[str]:
     """The files that ninja has made in ``directory``, according to its own log; a step that failed is not in it."""
     try:
@@ -135,7 +217,7 @@ def finished_outputs(directory: Path) -> set[str]:
     return {row[3] for row in rows if len(row) > 3 and (directory / row[3]).exists()}
 
 
-def _poll(process: Popen[bytes]) -> tuple[bool, int]:
+def _poll(process: subprocess.Popen[bytes]) -> tuple[bool, int]:
     """Whether ``process`` is running, and once it has ended, the memory of the largest program that it ran."""
     try:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)

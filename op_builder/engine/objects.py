@@ -20,8 +20,7 @@ from typing import Any
 
 from op_builder.cache import layout
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
-from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
-from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, plan_key, saved_since
 from op_builder.cache.layout import HOME, OBJECTS
 from op_builder.cache.ownership import Refusal, distrusted, open_file, warn_once
 from op_builder.cache.store import Cache

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.depfiles import read_headers
-from op_builder.cache.fingerprint import BuildKey, plan_key, saved_since
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import BuildKey, Roots, plan_key, saved_since
 from op_builder.cache.store import Cache, Entry
 from op_builder.engine.commands import PRECOMPILED_DIRECTORY, precompile_command, stamped_directories, torch_includes
 from op_builder.engine.publish import publish

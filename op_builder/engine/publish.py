@@ -9,7 +9,7 @@ from pathlib import Path
 
 from op_builder._version import __version__
 from op_builder.cache.eviction import keep_in_bounds
-from op_builder.cache.fingerprint import BuildKey
+from op_builder.cache.key import BuildKey
 from op_builder.cache.store import Cache, Entry, Manifest
 from op_builder.engine.try_load import Inspection
 from op_builder.plan import BuildPlan

@@ -11,7 +11,7 @@ from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import Compiler
+from op_builder.toolchains.toolset import Compiler
 
 _HEADERS = (
     "torch/csrc/stable/c/shim.h",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from op_builder import env
-from op_builder.cache.fingerprint import platform_name
+from op_builder.cache.key import platform_name
 from op_builder.engine.stable_abi import NOT_TORCHS, check_target_functions
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
@@ -29,10 +29,9 @@ from op_builder.system.process import Finished, run
 from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.checks import OTHER_COMPILER, OTHER_LIBRARY
-from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import binutil, demangled
 from op_builder.toolchains.remedies import load_remedy
-from op_builder.toolchains.toolset import Toolset
+from op_builder.toolchains.toolset import Compiler, Toolset
 
 _TIMEOUT_S = 300.0
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import paths
 from op_builder._version import __version__
-from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import Roots, cpu_digest, platform_name, recipe_parts
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
 from op_builder.errors import AccelError

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from op_builder import env, paths
-from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey, plan_key
-from op_builder.cache.headers import Roots
+from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots, plan_key
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load import loader
@@ -171,12 +170,12 @@ def _forbidden(request: Request) -> IncompatibleOpError:
 
     plan, cache = request.plan, request.cache
     tools = " and ".join(request.toolset.identities.values()) if request.toolset is not None else "a compiler"
-    miss = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
-    nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
+    nearest, differences = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
+    difference = f" The nearest entry differs in: {'; '.join(differences)}." if nearest is not None else ""
     reason, remedy = (_LISTING, "Load the op when it is first used.") if is_listing() else (JIT_FORBIDDEN, JIT_REMEDY)
     return IncompatibleOpError(
         f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {reason} It would have compiled "
-        f"{', '.join(source.label for source in plan.sources)} with {tools}.{nearest}",
+        f"{', '.join(source.label for source in plan.sources)} with {tools}.{difference}",
         remedy,
     )
 

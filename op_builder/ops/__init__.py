@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from op_builder.ops.functional.registration import quantize_blocks as quantize_blocks
     from op_builder.ops.functional.registration import rms_norm as rms_norm
     from op_builder.ops.functional.registration import unpackbits as unpackbits
-    from op_builder.ops.functional.sycl import SYCLFusedAdam as SYCLFusedAdam
-    from op_builder.ops.functional.sycl import SYCLFusedLion as SYCLFusedLion
     from op_builder.ops.io.safetensors_file import load_safetensors as load_safetensors
     from op_builder.ops.io.tensor_store import TensorStore as TensorStore
     from op_builder.ops.optim.cpu_adagrad import CPUAdagrad as CPUAdagrad
@@ -26,8 +24,10 @@ if TYPE_CHECKING:
     from op_builder.ops.optim.cpu_lion import CPULion as CPULion
     from op_builder.ops.optim.cpu_sgd import CPUSGD as CPUSGD
     from op_builder.ops.optim.fused_adam import FusedAdam as FusedAdam
+    from op_builder.ops.optim.fused_adam import SYCLFusedAdam as SYCLFusedAdam
     from op_builder.ops.optim.fused_lamb import FusedLamb as FusedLamb
     from op_builder.ops.optim.fused_lion import FusedLion as FusedLion
+    from op_builder.ops.optim.fused_lion import SYCLFusedLion as SYCLFusedLion
 
 _HOMES = {name: f"op_builder.ops.{module}" for op in OPS for name, module in op.front_ends}
 

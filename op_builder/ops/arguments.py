@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.load.operators import named_error
+from op_builder.load.loader import named_error
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -171,3 +171,15 @@ def not_dense(what: str, tensor: Any) -> OpArgumentError:
         f"{what} has layout {tensor.layout}; a dense (strided) tensor is required.",
         "Pass a dense tensor, for example x.to_dense().",
     )
+
+
+def is_overlapping(tensor: torch.Tensor) -> bool:
+    """Whether elements may share memory: some stride is within the reach of the dimensions with smaller strides."""
+    if tensor.numel() == 0:
+        return False
+    reach = 0  # offset of the last element along the smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False

@@ -24,7 +24,7 @@ from op_builder.build import Outcome, Report, build_all
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.failures import obstacle
-from op_builder.cache.headers import SystemHeaders
+from op_builder.cache.key import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.catalog.device import is_accelerator_named, requested_package
 from op_builder.catalog.native import RowBuilder
@@ -40,7 +40,7 @@ from op_builder.prebuild.tags import wheel_tag
 from op_builder.system.records import encode
 from op_builder.system.target import requested_target
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.toolset import find_cxx
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder

@@ -282,10 +282,9 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
     """Why no entry of the cache matches: it is damaged, or it differs from the request."""
     for directory, reason in damaged.items():
         return {"nearest": str(directory), "differences": [f"damaged, will be moved away and rebuilt: {reason}"]}
-    miss = nearest_miss(request.cache.entries(request.plan.op), request.key, request.roots, request.cache.memo)
-    if miss is None:
-        return {"nearest": None, "differences": []}
-    return {"nearest": str(miss.nearest.directory), "differences": list(miss.differences)}
+    cache = request.cache
+    nearest, differences = nearest_miss(cache.entries(request.plan.op), request.key, request.roots, cache.memo)
+    return {"nearest": None if nearest is None else str(nearest.directory), "differences": differences}
 
 
 def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:

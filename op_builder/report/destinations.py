@@ -15,13 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from op_builder import env
-from op_builder.cache.fingerprint import cpu_digest
+from op_builder.cache.key import cpu_digest
 from op_builder.errors import ToolchainError
 from op_builder.load.prebuilt import cxx_library_versions, numbers
 from op_builder.report.known_symbols import KnownSymbols
 from op_builder.report.verdicts import Machine
+from op_builder.system.cpu_isa import architecture_flag
 from op_builder.system.elf import library_index, search_places
-from op_builder.system.march import architecture_flag
 from op_builder.system.process import run
 
 _CPU_BUILD = ("c10", "shm", "torch", "torch_cpu", "torch_global_deps", "torch_python")

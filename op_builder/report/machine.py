@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from op_builder import env
@@ -16,13 +17,16 @@ from op_builder.cache.failures import obstacle
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, CacheError
-from op_builder.report.sycl import sycl_facts
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
-from op_builder.system.memo import Memo
+from op_builder.system.outcomes import Passed, failures
+from op_builder.system.records import Memo
 from op_builder.system.storage_engines import forced_engine, storage_engines
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.sycl import candidates, choose, device_check, gather_facts, kernel_compiler_check
+from op_builder.toolchains.sycl_devices import SyclDevice, opencl_devices
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY
+from op_builder.toolchains.toolset import find_cxx
 
 
 def environment() -> dict[str, Any]:
@@ -47,7 +51,6 @@ def parts() -> dict[str, dict[str, Any]]:
         "torch": _or_error(_torch),
         **_toolchains(),
         "cpu": _or_error(_cpu),
-        "shared memory": _shared_memory(),
         "storage engines": _or_error(_storage_engines),
     }
 
@@ -126,3 +129,62 @@ def _shared_memory() -> dict[str, Any]:
     except OSError as error:
         return {"error": f"/dev/shm is not accessible: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
     return {"path": "/dev/shm", "size_bytes": usage.total, "free_bytes": usage.free}
+
+
+def sycl_facts(cache: Cache) -> dict[str, Any]:
+    """``toolchains``, ``runtime``, ``kernel_compiler`` and ``devices``, for an op with kernel files.
+
+    Raises:
+        AccelError: ACCEL_SYCL_TOOLCHAIN is not the name of a toolchain, or torch cannot be imported.
+    """
+    facts = gather_facts(has_kernel_texts=True)
+    chosen = choose(facts)
+    toolchains = [
+        {
+            "accepted": isinstance(found, Passed),
+            "chosen": found == chosen and isinstance(found, Passed),
+            "detail": "",
+            "reason": "",
+            "remedy": "",
+            **found._asdict(),
+        }
+        for found in candidates(facts)
+    ]
+    runtime, devices = facts.runtime, _xpu_devices()
+    described: dict[str, Any] = {"error": "no SYCL runtime with its headers is installed.", "remedy": INSTALL_REMEDY}
+    if runtime is not None:
+        devices += opencl_devices(runtime, cache.memo).devices
+        described = {"version": runtime.version, "prefix": str(runtime.prefix), "library": runtime.soname}
+    failed = failures([kernel_compiler_check(cache.memo), device_check(cache.memo)])
+    if failed:
+        compiler: dict[str, Any] = {"error": failed[0].reason, "remedy": failed[0].remedy}
+    else:
+        fitting = [device.name for device in devices if device.takes_kernels]
+        compiler = {"library": str(runtime and runtime.kernel_compiler), "devices": fitting}
+    return {
+        "toolchains": toolchains,
+        "runtime": described,
+        "kernel_compiler": compiler,
+        "devices": [asdict(device) for device in devices],
+    }
+
+
+def _xpu_devices() -> list[SyclDevice]:
+    """torch's. This project has never run it on such hardware."""
+    if torch_install().xpu is None:
+        return []
+    import torch
+
+    found = (torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count()))
+    return [
+        SyclDevice(
+            platform=str(device.platform_name),
+            name=str(device.name),
+            driver=str(device.driver_version),
+            kind="gpu",
+            fp16=bool(device.has_fp16),
+            fp64=bool(device.has_fp64),
+            takes_kernels=True,
+        )
+        for device in found
+    ]

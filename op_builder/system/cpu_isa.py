@@ -1,7 +1,8 @@
 """Instruction sets of this CPU, as the native kernels see them.
 
 The same answer as ``csrc/kernels/cpu/isa.cpp`` gives (a test compares the two), worked out
-without torch and without a compiler, so that the report can show it.
+without torch and without a compiler, so that the report can show it. The compiler flags for the CPU at hand are for ops
+that are built for this machine only: the project's own kernels are compiled for every instruction set.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ _ARM_MACHINES = ("aarch64", "arm64")
 # does not save on a context switch, so these flags speak for CPU and operating system alike.
 _AVX2_FLAGS = frozenset({"avx", "avx2", "fma", "f16c"})
 _AVX512_FLAGS = _AVX2_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
+# The x86-64 micro-architecture levels of the System V ABI, highest first.
+_LEVELS = (
+    ("x86-64-v4", ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+    ("x86-64-v3", ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")),
+    ("x86-64-v2", ("sse4_2", "popcnt", "ssse3")),
+)
 
 
 def isas_of(machine: str, flags: frozenset[str]) -> tuple[str, ...]:
@@ -82,3 +90,27 @@ def _cpu_fact(name: str, cpuinfo: Path = _CPUINFO) -> str:
             return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
     except OSError:
         return ""
+
+
+def architecture_flag() -> str:
+    """``-march=<level>``: a level by name instead of ``native``, so that a key distinguishes CPUs."""
+    machine = platform.machine()
+    if machine in ("x86_64", "AMD64"):
+        features = cpu_features()
+        level = next((name for name, needed in _LEVELS if features.issuperset(needed)), "x86-64")
+        return f"-march={level}"
+    if machine in ("aarch64", "arm64"):
+        return "-march=armv8-a"
+    if machine.startswith("ppc64"):
+        return "-mcpu=native"
+    return ""
+
+
+def simd_define() -> str:
+    """The define by which older extension sources choose their vector width."""
+    features = cpu_features()
+    if {"avx512f", "avx512vl"} <= features:
+        return "-D__AVX512__"
+    if "avx2" in features:
+        return "-D__AVX256__"
+    return "-D__SCALAR__"

@@ -3,7 +3,8 @@
 The current directory and the environment cannot add modules to these children.
 
 ``sys.executable`` may be an application that has Python inside (PyInstaller and the like, or a program that embeds
-Python). Starting it would start the application again.
+Python). Starting it would start the application again. If there is no other, each of these functions raises the
+ToolchainError of :func:`python`.
 """
 
 from __future__ import annotations
@@ -44,9 +45,6 @@ def isolated_command(code: str, *arguments: str) -> list[str]:
     """The command that runs ``code`` in a child that imports what this process would.
 
     The child gets this process's ``sys.path``, with the standard library first, before it imports anything.
-
-    Raises:
-        ToolchainError: no interpreter was found.
     """
     path = sorted((entry for entry in sys.path if isinstance(entry, str)), key=lambda entry: not _is_standard(entry))
     start = _START
@@ -57,20 +55,12 @@ def isolated_command(code: str, *arguments: str) -> list[str]:
 
 
 def bare_command(code: str, *arguments: str) -> list[str]:
-    """The command that runs ``code`` in a child that imports the standard library alone, and starts fast.
-
-    Raises:
-        ToolchainError: no interpreter was found.
-    """
+    """The command that runs ``code`` in a child that imports the standard library alone, and starts fast."""
     return [*_isolated(python()), "-S", "-c", _START + code, *arguments]
 
 
 def bare_file_command(file: str, *arguments: str) -> list[str]:
-    """The same for a Python file.
-
-    Raises:
-        ToolchainError: no interpreter was found.
-    """
+    """As :func:`bare_command`, for a Python file."""
     return [*_isolated(python()), "-S", file, *arguments]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from op_builder.errors import IncompatibleOpError
-from op_builder.system.memo import SHA256_FACT, Memo
+from op_builder.system.records import SHA256_FACT, Memo
 
 MINIMUM_TORCH = (2, 10)
 

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.plan import BuildPlan
-from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
-from op_builder.toolchains.compiler import find_cxx, is_packaged
 from op_builder.toolchains.compiler_probe import binutil, can_list_symbols
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
@@ -25,6 +24,7 @@ from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.probes import PROBE_TIMEOUT_S, remembered_failure_of
+from op_builder.toolchains.toolset import find_cxx, is_packaged
 
 logger = logging.getLogger(__name__)
 

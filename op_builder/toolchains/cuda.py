@@ -17,9 +17,8 @@ from typing import Any
 
 from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
-from op_builder.system.memo import Memo
 from op_builder.system.process import run
-from op_builder.system.records import Schema, is_count, is_text, list_of
+from op_builder.system.records import Memo, Schema, is_count, is_text, list_of
 from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains.compiler_probe import run_by_script
 

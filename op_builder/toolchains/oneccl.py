@@ -17,8 +17,8 @@ from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ForeignLibrary
 from op_builder.system.interpreter import isolated_command, python
-from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.records import Memo
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
 
 _INSTALL = "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'"
@@ -116,8 +116,8 @@ def require_oneccl() -> OneCCL:
 def build_check(memo: Memo) -> CheckOutcome:
     """The host compiler compiles a small program against oneCCL, and links it."""
     # Not at the top: opening oneCCL, part of a warm load, needs no compiler.
-    from op_builder.toolchains.compiler import find_cxx
     from op_builder.toolchains.probes import remembered_failure_of
+    from op_builder.toolchains.toolset import find_cxx
 
     oneccl = require_oneccl()
     if not oneccl.version:

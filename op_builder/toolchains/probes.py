@@ -13,11 +13,10 @@ from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
-from op_builder.system.memo import Memo
 from op_builder.system.process import run
-from op_builder.system.records import is_flag
-from op_builder.toolchains.compiler import find_cxx
+from op_builder.system.records import Memo, is_flag
 from op_builder.toolchains.diagnose import diagnose
+from op_builder.toolchains.toolset import find_cxx
 
 PROBE_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")

@@ -17,9 +17,8 @@ from typing import Any
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan, Language
-from op_builder.system.memo import Memo
 from op_builder.system.process import run
-from op_builder.system.records import is_text
+from op_builder.system.records import Memo, is_text
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
 # Without hardware for double precision, these need special consideration: torch leaves them out, too.

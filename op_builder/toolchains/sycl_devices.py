@@ -14,9 +14,8 @@ from typing import Any
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.interpreter import bare_command
-from op_builder.system.memo import Memo
 from op_builder.system.process import run
-from op_builder.system.records import Schema, is_flag, is_text, list_of, members
+from op_builder.system.records import Memo, Schema, is_flag, is_text, list_of, members
 from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
 
 _TIMEOUT_S = 120.0

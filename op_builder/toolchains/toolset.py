@@ -1,19 +1,164 @@
-"""The tools that build one plan."""
+"""The tools that build one plan, identified without running them on the warm path.
 
+The identity of a compiler is its path, version and target. Asking it costs a subprocess, so the answer is memoised
+against the files that make it: the driver, and the compiler proper behind it (``cc1plus``, ``clang``), so that an
+upgrade behind a wrapper script is noticed too.
+"""
+
+import itertools
 import json
-from typing import TYPE_CHECKING, NamedTuple
+import os
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.system.memo import Memo
-from op_builder.toolchains.compiler import Compiler, find_cxx
+from op_builder.system.records import Memo, Schema, is_flag, is_text
 from op_builder.toolchains.flags import contents_of, expand_response_files, named_files
 
 if TYPE_CHECKING:
+    from op_builder.system.target import Target
     from op_builder.toolchains.cuda import CudaToolkit
     from op_builder.toolchains.sycl_ahead import SyclCompiler
     from op_builder.toolchains.sycl_runtime import SyclRuntime
+
+_ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag}
+_DEFAULT_CXX = ("g++", "c++", "clang++")
+_ZIG = "zig"
+_SCRIPT = "accel-c++"
+
+
+class Compiler(NamedTuple):
+    """A compiler that was found.
+
+    Attributes:
+        command: how to start it; more than one word for ``CXX="ccache g++"``.
+        path: the resolved file of its last word that is a program.
+        version: its line of ``--version``.
+        target: the machine it compiles for, as ``x86_64-linux-gnu``.
+        is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
+    """
+
+    command: tuple[str, ...]
+    path: str
+    version: str
+    target: str
+    is_gcc: bool
+
+    @property
+    def is_zig(self) -> bool:
+        """Whether it is ziglang's clang, which has libc++ in place of libstdc++."""
+        return os.path.basename(self.path) == _ZIG
+
+    @property
+    def itself(self) -> str:
+        """Which program it is, whatever flags ``command`` gives it."""
+        return " | ".join([self.path, self.version, self.target])
+
+    @property
+    def identity(self) -> str:
+        return " | ".join(filter(None, [self.itself, self.flags_text]))
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Those inside ``command``."""
+        return self.command[self.command.index(self.program) + 1 :]
+
+    @property
+    def flags_text(self) -> str:
+        """The same, as a shell takes them."""
+        if not self.flags:
+            return ""
+        import shlex  # 0.2 ms, and few compilers are named with flags
+
+        return shlex.join(self.flags)
+
+    @property
+    def program(self) -> str:
+        """The compiler's own word of ``command``, without launcher and flags."""
+        return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
+
+
+def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
+    """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else that of the package ziglang.
+
+    Args:
+        target: the platform to compile for; one that is named is compiled for by ziglang alone.
+
+    Raises:
+        ToolchainError: it is missing, or it does not answer ``--version``.
+    """
+    if target is not None:
+        return _find_packaged(memo, target)
+    named = env.CXX.get()
+    if named is not None and os.path.basename(named) == _SCRIPT:
+        commands = []  # the script hides which ziglang it runs
+    else:
+        commands = [_words(named)] if named is not None else [[name] for name in _DEFAULT_CXX]
+    for words in commands:
+        program = shutil.which(words[0])
+        if program is not None:
+            return identify((program, *words[1:]), memo)
+        if named is not None:
+            raise ToolchainError(
+                f"CXX={named!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
+            )
+    from op_builder.toolchains.packaged import packaged_command  # 1 ms, and rarely needed
+
+    packaged = packaged_command("c++")
+    if packaged is not None:
+        return identify(packaged, memo)
+    raise ToolchainError(
+        f"No C++ compiler: CXX={named!r} needs the package ziglang, which is not installed."
+        if named is not None
+        else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
+        "Install one (pip install ziglang pyelftools, the extra 'compiler'; Debian and Ubuntu: apt-get install g++; "
+        "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
+    )
+
+
+def _find_packaged(memo: Memo, target: "Target") -> Compiler:
+    import importlib.util
+
+    from op_builder.toolchains.packaged import packaged_command
+
+    command = packaged_command("c++", target)
+    if command is None or importlib.util.find_spec("elftools") is None:
+        raise ToolchainError(
+            f"Building for {target.name} needs the packages ziglang and pyelftools, and one is not installed.",
+            "pip install ziglang pyelftools",
+        )
+    return identify(command, memo)
+
+
+def is_packaged(compiler: Compiler) -> bool:
+    """Whether it is that of the package ziglang, found because PATH has none."""
+    return env.CXX.get() is None and compiler.is_zig
+
+
+def _words(command: str) -> list[str]:
+    import shlex  # 0.2 ms, and CXX is rarely set
+
+    return expand_response_files(shlex.split(command))
+
+
+def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
+    """Version and target of the compiler started by ``command``, from the memo where it is valid."""
+    # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
+    words = [word for word in command if not word.startswith("-")]
+    names = [os.path.basename(word) for word in words]
+    of_zig = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
+    programs = [found for found in (shutil.which(word) for word in words[: of_zig + 1]) if found]
+    path = os.path.realpath(programs[-1])
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        from op_builder.toolchains.compiler_probe import ask_compiler  # 1 ms; a warm load has the answer in the memo
+
+        return ask_compiler(command, programs)
+
+    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, work_out)
+    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])
 
 
 class Toolset(NamedTuple):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from op_builder.cache.fingerprint import PlanKey
-from op_builder.cache.headers import Roots, SystemHeaders
+from op_builder.cache.key import PlanKey, Roots, SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.system.records import encode
 

@@ -85,6 +85,8 @@ class Machine:
         from accelerator.cpu_accelerator import CPU_Accelerator
 
         class XPU_Accelerator(CPU_Accelerator):
+            probe = None  # it extends DeepSpeed's class, which has none
+
             def is_available(self) -> bool:
                 return available
 

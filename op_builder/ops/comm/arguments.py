@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.strides import is_overlapping
+from op_builder.ops.arguments import is_overlapping
 
 Tensors = Sequence[torch.Tensor]
 

@@ -11,7 +11,7 @@ from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import untraced
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
-from op_builder.ops.comm.store import default_store
+from op_builder.ops.comm.shared_memory_meeting import default_store
 
 
 class ShareMemCommModule:

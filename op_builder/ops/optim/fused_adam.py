@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from op_builder.errors import AccelError
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 
 
@@ -75,3 +76,22 @@ class FusedAdam(FusedOptimizer):
 
     def _builder_of(self, group: Mapping[str, Any]) -> str:
         return "FusedAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+
+
+class SYCLFusedAdam(FusedAdam):
+    """:class:`op_builder.ops.FusedAdam` with SYCL kernels, on any accelerator; options and state are the same, without
+    ``amsgrad``.
+
+    On an XPU device :class:`op_builder.ops.FusedAdam` already uses these kernels. This class is for parameters in host
+    memory, which a SYCL CPU device updates in place: to test a GPU's kernels on a machine without one.
+    """
+
+    BUILDERS = "op_builder.xpu"
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:
+        if group["amsgrad"]:
+            raise AccelError(
+                "SYCLFusedAdam does not support amsgrad=True.",
+                "Pass amsgrad=False, or use CPUAdam or FusedAdam, which support it for parameters in host memory.",
+            )
+        return super()._builder_of(group)

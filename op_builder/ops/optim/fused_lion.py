@@ -42,3 +42,9 @@ class FusedLion(FusedOptimizer):
         states: str = "float32",
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, states=states)
+
+
+class SYCLFusedLion(FusedLion):
+    """:class:`op_builder.ops.FusedLion` with SYCL kernels, as :class:`op_builder.ops.SYCLFusedAdam`."""
+
+    BUILDERS = "op_builder.xpu"

@@ -3,8 +3,6 @@
 The declaration is written once, in the optimizer's header in ``csrc/kernels/formulas``; ``adam.h`` there explains it.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import weakref
@@ -50,7 +48,7 @@ class Declaration(NamedTuple):
     has_step: bool
 
     @classmethod
-    def parse(cls, text: str) -> Declaration:
+    def parse(cls, text: str) -> "Declaration":
         """Parse the text that csrc/bindings/host_tensors.h makes."""
         name, states, options, step = text.split("\n")
         made = cls(name, tuple(states.split(",")), (), {}, {}, (), {}, bool(step))
@@ -121,7 +119,7 @@ class NativeOp:
         self.states = self.declaration.states
 
     @untraced
-    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
+    def prepare(self, tensors: "TensorLists", steps: Sequence[torch.Tensor]) -> "PreparedList":
         """Keep tensors of one device for many updates, each of which then costs 0.1 microseconds per tensor.
 
         Only devices and the lists' lengths are checked here. The updates check everything else.
@@ -140,7 +138,7 @@ class NativeOp:
         roles["grad"] = [grad.resolve_neg() if isinstance(grad, torch.Tensor) else grad for grad in tensors.grads]
         return PreparedList(self, self._call(self._prepare, roles, tensors, steps) or 0, tensors)
 
-    def _prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> int:
+    def _prepare(self, tensors: "TensorLists", steps: Sequence[torch.Tensor]) -> int:
         """Call the op ``prepare``."""
         raise NotImplementedError
 
@@ -148,7 +146,7 @@ class NativeOp:
         """The arguments of the op ``update_prepared`` after the list's number."""
         raise NotImplementedError
 
-    def _roles(self, tensors: TensorLists) -> dict[str, Sequence[torch.Tensor]]:
+    def _roles(self, tensors: "TensorLists") -> dict[str, Sequence[torch.Tensor]]:
         """The lists under the names that messages use; raises an OpArgumentError if they do not fit together."""
         raise NotImplementedError
 
@@ -221,7 +219,7 @@ class PreparedList:
     call :meth:`replace_grads`.
     """
 
-    def __init__(self, op: NativeOp, number: int, tensors: TensorLists) -> None:
+    def __init__(self, op: NativeOp, number: int, tensors: "TensorLists") -> None:
         self._op = op
         self._number = number
         self._count = len(tensors.params)

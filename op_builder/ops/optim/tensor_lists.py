@@ -1,7 +1,5 @@
 """The arguments of a native update of many tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

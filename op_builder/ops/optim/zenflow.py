@@ -4,8 +4,6 @@ A trainer and a worker process share the tensors and a control block. The traine
 worker updates the parameters, and the trainer waits for it before it submits the next one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerator import plugins, selection
+from accelerator import selection
 from accelerator.testing import check_conformance
 from op_builder import env
 from tests.support.machines import ROOT
 
 TEMPLATE = ROOT / "examples" / "acme_accel"
 # What pyproject.toml registers, without an installation.
-ENTRY_POINTS = f"[{plugins.ENTRY_POINT_GROUP}]\nacme = acme_accel.accelerator:AcmeAccelerator\n"
+ENTRY_POINTS = f"[{selection.ENTRY_POINT_GROUP}]\nacme = acme_accel.accelerator:AcmeAccelerator\n"
 
 
 @pytest.fixture

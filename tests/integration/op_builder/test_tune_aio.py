@@ -72,7 +72,6 @@ def test_the_speed_of_memory_is_not_called_that_of_a_device(
 ) -> None:
     """And without matplotlib, the extra that has it is named."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "op_builder.tune_aio.picture", raising=False)
     output = tmp_path / "s.json"
     assert command.main([str(memory), *QUICK, "--engine", "threads", "--output", str(output)]) == 0
     printed = capsys.readouterr().out

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerator.errors import AcceleratorSelectionError
-from accelerator.plugins import is_registered
-from accelerator.selection import builder_package, choose
+from accelerator.selection import builder_package, choose, is_registered
 from op_builder import env
 from tests.support.machines import PLUGIN_SOURCE, Machine, PluginSite, accepted_label, reasons
 

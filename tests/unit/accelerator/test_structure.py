@@ -12,9 +12,9 @@ import pytest
 from accelerator import get_accelerator, is_current_accelerator_supported, set_accelerator
 from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.detection import structural_faults
 from accelerator.errors import InvalidAcceleratorError
 from accelerator.pinned_memory import PinnedMemory
-from accelerator.structure import structural_faults
 
 CONCRETE, PROPERTIES, METHODS = (
     set(names.split())

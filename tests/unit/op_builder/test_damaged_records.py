@@ -16,8 +16,7 @@ from torch.distributed import HashStore
 from accelerator.launch.output import Failure
 from op_builder.cache.__main__ import main
 from op_builder.cache.compare import nearest_miss
-from op_builder.cache.fingerprint import PlanKey
-from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.key import Header, PlanKey, Roots, SystemHeaders
 from op_builder.cache.manifest import MANIFEST, Manifest
 from op_builder.cache.store import Cache
 from op_builder.errors import CommunicationError, DamagedTensorError
@@ -29,8 +28,7 @@ from op_builder.ops.io.safetensors_file import load_safetensors
 from op_builder.ops.io.safetensors_format import METADATA, encoded
 from op_builder.ops.io.tensor_store import TensorStore
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, encoded_header
-from op_builder.system.memo import Memo
-from op_builder.system.records import OtherFormatError, RecordError, decode, encode, is_count, is_flag, is_text
+from op_builder.system.records import Memo, OtherFormatError, RecordError, decode, encode, is_count, is_flag, is_text
 from tests.support import entries
 from tests.support.mutations import damaged, hostile
 

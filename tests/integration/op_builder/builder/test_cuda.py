@@ -28,7 +28,7 @@ from op_builder.errors import (
 )
 from op_builder.load import resolver
 from op_builder.load.availability import examine
-from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.toolset import find_cxx
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 cpu_torch_only = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")

@@ -171,7 +171,7 @@ def test_a_missing_device_is_an_error(place: Path) -> None:
 
 def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scale(tmp_path / "op")
-    for module in ("sycl", "sycl_checks", "sycl_runtime", "sycl_ahead"):
+    for module in ("sycl", "sycl_runtime", "sycl_ahead"):
         monkeypatch.setattr(f"op_builder.toolchains.{module}.find_runtime", lambda: None)
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
     with pytest.raises(IncompatibleOpError, match=r"no SYCL runtime") as caught:
@@ -216,16 +216,13 @@ def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
 def test_a_broken_kernel_compiler_is_in_checks_and_report(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from op_builder.report.sycl import sycl_facts
+    from op_builder.report.machine import sycl_facts
 
     runtime = find_runtime()
     assert runtime is not None
     broken = tmp_path / "libsycl-jit.so"
     broken.touch()
-    for module in ("sycl", "sycl_checks"):
-        monkeypatch.setattr(
-            f"op_builder.toolchains.{module}.find_runtime", lambda: replace(runtime, kernel_compiler=broken)
-        )
+    monkeypatch.setattr("op_builder.toolchains.sycl.find_runtime", lambda: replace(runtime, kernel_compiler=broken))
     builder = ScaleBuilder(place / "op", Cache(place / "cache"))
     assert not builder.is_compatible()
     (failed,) = failures(builder.load_checks())
@@ -295,8 +292,8 @@ def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
 
 
 def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
+    from op_builder.report.machine import sycl_facts
     from op_builder.report.render import sycl_rows
-    from op_builder.report.sycl import sycl_facts
 
     facts = json.loads(json.dumps(sycl_facts(Cache(tmp_path))))
     chosen = {found["name"]: found["chosen"] for found in facts["toolchains"]}

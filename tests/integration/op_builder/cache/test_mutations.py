@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from op_builder import Binding, CUDAOpBuilder, OpBuilder
-from op_builder.cache import fingerprint, headers
+from op_builder.cache import key as cache_key
 from op_builder.cache.store import Cache
 from op_builder.engine import commands
 from op_builder.system import torch_install
@@ -203,7 +203,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])
     yield found
     monkeypatch.undo()
-    fingerprint.cpu_digest.cache_clear()
+    cache_key.cpu_digest.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def another_cpu(bench: Bench) -> None:
         return real(path, *arguments, **options)
 
     bench.monkeypatch.setattr(Path, "read_text", read_text)
-    fingerprint.cpu_digest.cache_clear()
+    cache_key.cpu_digest.cache_clear()
 
 
 # Changes of torch and Python, which are installed once here, so they are made where their facts are read ---------
@@ -395,7 +395,7 @@ def another_cpu(bench: Bench) -> None:
 def torch_says(**facts: Any) -> Change:
     def change(bench: Bench) -> None:
         changed = torch_install.torch_install()._replace(**facts)
-        for module in (torch_install, fingerprint):
+        for module in (torch_install, cache_key):
             bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
 
     return change
@@ -435,7 +435,7 @@ def stable_op_that_reads_a_header_of_torch(bench: Bench) -> None:
     )
     changed = torch_install.torch_install()._replace(root=bench.path("torch"))
     changed.library_dir.symlink_to(torch_install.torch_install().library_dir)
-    for module in (headers, commands):
+    for module in (cache_key, commands):
         bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
 
 

@@ -9,7 +9,7 @@ import pytest
 from op_builder.cpu import PinMemoryBuilder
 from op_builder.engine.stable_abi import check_target_functions
 from op_builder.errors import LoadError
-from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.toolset import find_cxx
 
 ARTIFACT = Path("acme.so")
 FOUND = {"malloc@GLIBC_2.17", "_free@/usr/lib/libSystem.B.dylib", "PyErr_CheckSignals", "__cxa_finalize"}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.cache.fingerprint import plan_key
+from op_builder.cache.key import plan_key
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import IncompatibleOpError, ToolchainError
-from op_builder.system.memo import Memo
 from op_builder.system.outcomes import Failed, Passed, failures
+from op_builder.system.records import Memo
 from op_builder.toolchains import oneccl
 from tests.support.compilers import needs_gxx
 

@@ -13,11 +13,11 @@ import pytest
 
 from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
-from op_builder.system.memo import Memo
 from op_builder.system.process import run
+from op_builder.system.records import Memo
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.toolset import find_cxx
 from tests.support.compilers import needs_gxx, program
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")

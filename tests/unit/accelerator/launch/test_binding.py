@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from accelerator.errors import BindingError
 from accelerator.launch.binding import parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.errors import BindingError
 from accelerator.launch.topology import Core, Node, Topology, format_list, read_topology
 from op_builder.system.cgroups import HostFiles
 from tests.support.kernel_files import Made, deal, read_made

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.launch.errors import LaunchError
+from accelerator.errors import LaunchError
 from accelerator.launch.hosts import Host, choose_hosts, limit, parse_hostfile, read_hostfile
 
 HOSTS = parse_hostfile("a slots=4\nb slots=2\nc slots=1\n", "hosts")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import LaunchError
 from accelerator.hpu_accelerator import HPU_Accelerator
-from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, host_of, open_trusted
 from accelerator.launch.job import Job
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files, visible_devices

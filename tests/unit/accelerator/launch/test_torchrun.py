@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from accelerator.launch.errors import LaunchError
+from accelerator.errors import LaunchError
 from accelerator.launch.job import Job
 from accelerator.launch.torchrun import rendezvous_error, resolve
 

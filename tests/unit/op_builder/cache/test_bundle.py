@@ -13,7 +13,7 @@ import pytest
 
 from op_builder.cache.__main__ import main
 from op_builder.cache.bundle import BundleError, export_bundle, import_bundle
-from op_builder.cache.fingerprint import platform_name
+from op_builder.cache.key import platform_name
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Cache
 from op_builder.system.records import encode

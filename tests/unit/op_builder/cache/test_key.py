@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
-from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, plan_key, saved_since
 from op_builder.cache.store import Cache
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
-from op_builder.toolchains.compiler import Compiler
-from op_builder.toolchains.toolset import Toolset
+from op_builder.toolchains.toolset import Compiler, Toolset
 from tests.support.small_ops import SmallBuilder, make_small
 
 TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu", is_gcc=True))
@@ -32,7 +30,7 @@ def test_torchs_headers_and_the_abis_count_where_the_binding_is_torchs_own(
 ) -> None:
     before = [key_of(small, binding=binding) for binding in (Binding.STABLE, Binding.TORCH)]
     assert set(before[1].parts) - set(before[0].parts) == {"python abi", "torch c++ abi", "torch headers"}
-    monkeypatch.setattr("op_builder.cache.fingerprint.header_stamp", lambda *_: "2.99.0")
+    monkeypatch.setattr("op_builder.cache.key.header_stamp", lambda *_: "2.99.0")
     assert key_of(small).digest == before[0].digest
     assert key_of(small, binding=Binding.TORCH).digest != before[1].digest
 

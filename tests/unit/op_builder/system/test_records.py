@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from op_builder.system.memo import Memo
-from op_builder.system.records import is_count, is_text
+from op_builder.system.records import Memo, is_count, is_text
 
 ANSWER = {"answer": is_count}
 
