@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +30,11 @@ def program(path: Path, body: str) -> Path:
     return path
 
 
-def fake_compiler(path: Path, when_compiling: str) -> str:
-    """A g++ that answers queries and passes the probe, but treats the source of ``small`` differently."""
-    require_program("g++")
-    return str(program(path, f'case "$*" in\n*small.cpp*) {when_compiling} ;;\nesac\nexec g++ "$@"'))
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 120) -> None:
-    """Wait for ``condition``."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def shared_library(path: Path, text: str, *options: str) -> Path:
+    """Compile a C++ text into a library with g++."""
+    command = [require_program("g++"), "-shared", "-fPIC", "-x", "c++", "-", "-x", "none", "-o", path, *options]
+    subprocess.run(command, input=text, text=True, check=True)
+    return path
 
 
 @dataclass(frozen=True)

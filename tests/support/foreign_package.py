@@ -31,6 +31,16 @@ def write_package(parent: Path, name: str, files: Mapping[str, str]) -> Path:
     return package
 
 
+def install(site: Path, name: str, files: Mapping[str, str], entry_points: str | bytes) -> None:
+    """Write the files of an installed distribution, and its record with entry points, into ``site``."""
+    record = site / f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    for path, text in {**files, f"{record.name}/METADATA": metadata}.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+    (record / "entry_points.txt").write_bytes(entry_points.encode() if isinstance(entry_points, str) else entry_points)
+
+
 @contextmanager
 def importable(parent: Path, name: str) -> Iterator[None]:
     """``name`` can be imported from ``parent`` inside the block, and is forgotten after it."""
@@ -48,10 +58,22 @@ def load_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def run_python(code: str, *paths: Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh process that imports from the checkout and ``paths``."""
-    search = os.pathsep.join(map(str, [*paths, ROOT]))
-    environment = env.child_environment(PYTHONPATH=search, **variables)
+def python(
+    *arguments: str | Path, cwd: Path | None = None, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a new process that imports from the checkout."""
+    environment = env.child_environment(**{"PYTHONPATH": str(ROOT), **variables})
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
     )
+
+
+def run_python(code: str, *paths: Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a new process that imports from the checkout and ``paths``."""
+    return python("-c", code, **{"PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT])), **variables})

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from accelerator.launch.binding import parse_core_list, plan_binding, threads_per_rank
+from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
 from accelerator.launch.topology import Topology, format_list, read_topology
 from op_builder.system.cgroups import HostFiles
 
@@ -23,7 +23,6 @@ class Made:
         cores: per socket.
         threads: CPUs per core; numbered as on x86, first threads first, or core by core (``adjacent``).
         snc: NUMA nodes per socket.
-        fake: nodes that the kernel makes of each, all with its cores.
         memory_only: nodes without cores per socket, near its first clusters (``snc``); ``memory_gib`` of each.
         bandwidths: of nodes with cores, and of those without, in MB/s; None: firmware does not report them.
         memoryless: nodes with cores and without memory.
@@ -36,7 +35,6 @@ class Made:
     threads: int = 1
     adjacent: bool = False
     snc: int = 1
-    fake: int = 1
     memory_only: int = 0
     memory_gib: int = 64
     bandwidths: tuple[int, int] | None = None
@@ -45,7 +43,6 @@ class Made:
     cpuset: str | None = None
     mems: str | None = None
     quota: str | None = None
-    packages: tuple[int, ...] | None = None
     numa: bool = True
     model: str = "Some CPU"
 
@@ -66,7 +63,7 @@ class Made:
                 topology = f"{CPU}/cpu{cpu}/topology"
                 socket = core // self.cores
                 files[f"{topology}/thread_siblings_list"] = format_list(siblings)
-                files[f"{topology}/physical_package_id"] = str(self.packages[socket] if self.packages else socket)
+                files[f"{topology}/physical_package_id"] = str(socket)
                 files[f"{topology}/core_id"] = str(core % self.cores)
         if self.numa:
             files.update(self._node_files(online))
@@ -87,7 +84,7 @@ class Made:
             for part in range(self.snc):
                 first = socket * self.cores + part * share
                 cpus = sorted(c for core in range(first, first + share) for c in self.cpus_of(core) if c in online)
-                places += [(socket, part, cpus, 64)] * self.fake
+                places.append((socket, part, cpus, 64))
         places += [(s, n % self.snc, [], self.memory_gib) for s in range(self.sockets) for n in range(self.memory_only)]
         files = {f"{NODE}/online": format_list(range(len(places)))}
         for number, (socket, part, cpus, gib) in enumerate(places):
@@ -117,8 +114,20 @@ def read_made(directory: Path, made: Made, affinity: Collection[int] | None = No
     return read_topology(write_files(directory, made.files()), affinity)
 
 
+def checked_bindings(topology: Topology, ranks: int, listed: str | None = None) -> tuple[RankBinding, ...]:
+    """The bindings of the ranks, which share no CPU and get only CPUs and memory that are allowed."""
+    bindings = plan_binding(topology, ranks, None if listed is None else parse_core_list(listed))
+    used = [cpu for binding in bindings for cpu in binding.cpus]
+    assert len(used) == len(set(used))
+    assert set(used) <= topology.allowed_cpus
+    assert len({len(binding.cpus) for binding in bindings}) == 1
+    memory = {node.number for node in topology.memory_nodes}
+    assert all(set(binding.memory.nodes) <= memory for binding in bindings)
+    return bindings
+
+
 def deal(topology: Topology, ranks: int, listed: str | None = None) -> str:
     """The binding of each rank as ``CPUs @nodes memory``, and the threads of each."""
-    bindings = plan_binding(topology, ranks, None if listed is None else parse_core_list(listed))
+    bindings = checked_bindings(topology, ranks, listed)
     described = [f"{format_list(b.cpus)} @{format_list(b.numa_nodes)} {b.memory}" for b in bindings]
     return f"{'; '.join(described)} x{threads_per_rank(topology, ranks, bindings)}"

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -129,34 +128,6 @@ def wait_until(condition: Callable[[], object], message: Callable[[], str] = str
     while not condition():
         assert time.monotonic() < deadline, message()
         time.sleep(0.02)
-
-
-class Watch:
-    """Searches the command lines of all processes for a text, repeatedly."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._stop = threading.Event()
-        self.seen: set[str] = set()
-        self.read: set[str] = set()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.002):
-            for number in filter(str.isdecimal, os.listdir("/proc")):
-                with contextlib.suppress(OSError):  # the process has ended
-                    line = Path("/proc", number, "cmdline").read_text(errors="replace").replace("\0", " ")
-                    self.read.add(line)
-                    if self._text in line:
-                        self.seen.add(line)
 
 
 class Started:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +16,8 @@ from accelerator import real_accelerator, vendors
 from accelerator.detection import Selection
 from op_builder import env
 from op_builder.system.cgroups import HostFiles
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.foreign_package import install
+from tests.support.kernel_files import write_files
 
 VENDOR_PACKAGES = (
     "intel_extension_for_deepspeed",
@@ -36,12 +35,6 @@ VENDOR_PACKAGES = (
 )
 
 WriteFiles = Callable[[dict[str, str]], HostFiles]
-
-
-def run_python(*arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run Python in a child process that imports from this checkout."""
-    environment = env.child_environment(**{"PYTHONPATH": str(ROOT), **variables})
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
 class Machine:
@@ -139,11 +132,8 @@ class PluginSite:
 
     def install(self, name: str, module: str, source: str, entry: str | None = None) -> None:
         self._patch.delitem(sys.modules, module, raising=False)
-        (self._root / f"{module}.py").write_text(source)
-        record = self._root / f"{module}-1.0.dist-info"
-        record.mkdir()
-        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (record / "entry_points.txt").write_text(f"[accelerator.backends]\n{name} = {entry or f'{module}:Plugin'}\n")
+        entry_points = f"[accelerator.backends]\n{name} = {entry or f'{module}:Plugin'}\n"
+        install(self._root, module, {f"{module}.py": source}, entry_points)
 
 
 PLUGIN_SOURCE = """
@@ -207,14 +197,7 @@ def plugin_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plu
 def host_files(tmp_path: Path) -> WriteFiles:
     """A function that writes files below ``sys/`` and ``proc/`` and returns their location."""
 
-    def write(files: dict[str, str]) -> HostFiles:
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return HostFiles(sysfs=tmp_path / "sys", procfs=tmp_path / "proc")
-
-    return write
+    return lambda files: write_files(tmp_path, files)
 
 
 @pytest.fixture

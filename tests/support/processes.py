@@ -22,10 +22,6 @@ from tests.support.small_ops import SmallBuilder
 # A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
 SOURCE = """
 #include <vector>
-#ifdef SLOW
-constexpr long count() { long n = 0; for (int i = 0; i < 1 << 19; ++i) n += i; return n; }
-static_assert(count() != 0);
-#endif
 extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
   return std::vector<int>(1).size() - 1;
 }
@@ -37,15 +33,13 @@ class QuickBuilder(SmallBuilder):
     NAME = "quick"
 
 
-def quick(directory: Path, cache: Cache, *, slow: bool = False) -> QuickBuilder:
-    """A builder of an op that compiles in a moment, or in seconds."""
+def quick(directory: Path, cache: Cache) -> QuickBuilder:
+    """A builder of an op that compiles in a moment."""
     (directory / "include").mkdir(parents=True, exist_ok=True)
     (directory / "small.cpp").write_text(SOURCE)
     builder = QuickBuilder(directory, cache)
     # A content of its own for each test, so that no other test's library of this process is taken.
     builder.flags = [f"-DDIRECTORY={abs(hash(str(directory)))}"]
-    if slow:
-        builder.flags += ["-DSLOW", "-fconstexpr-ops-limit=100000000000", "-fconstexpr-loop-limit=100000000"]
     return builder
 
 

@@ -14,7 +14,7 @@ from op_builder import Binding, CUDAOpBuilder, env
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, CompileError
 from op_builder.system.outcomes import CheckOutcome
-from tests.support.small_ops import SmallBuilder
+from tests.support.small_ops import SmallBuilder, TorchBuilder
 
 # What makes a library one of Binding.STABLE, without the second that torch's headers take.
 ENTRY = """
@@ -22,24 +22,23 @@ extern "C" __attribute__((visibility("default"))) int accel_register_library(con
   return 0;
 }
 """
+# The builder of such an op in another package.
+OWN_BUILDER = """
+from op_builder import Binding, OpBuilder
+class OwnBuilder(OpBuilder):
+    NAME = "own"
+    BINDING = Binding.STABLE
+    def sources(self):
+        return ["own.cpp"]
+"""
 # A Python module, of which the body of its init function is to be filled in.
 MODULE = '#include <Python.h>\nextern "C" PyObject* PyInit_small() {\n  %s\n}\n'
 
 
-class TorchBuilder(SmallBuilder):
-    BINDING = Binding.TORCH
-
-
-class KernelBuilder(CUDAOpBuilder):
+class KernelBuilder(CUDAOpBuilder, SmallBuilder):
     """An op with a kernel that is only to be compiled: it asks for no device."""
 
     NAME = "kernel"
-    BINDING = Binding.STABLE
-
-    def __init__(self, directory: Path, cache: Cache) -> None:
-        super().__init__(self.NAME)
-        self.directory = directory
-        self.cache = cache  # type: ignore[misc]
 
     def sources(self) -> list[str]:
         return [str(self.directory / "kernel.cu")]

@@ -152,19 +152,11 @@ class LocklessDirectory(SlowDirectory):
         raise OSError(errno.ENOLCK, "no locks available")
 
 
-class DirectoryWithoutFlock(SlowDirectory):
-    """One that does not know the call."""
-
-    def flock(self, path: str, fh: int, op: int) -> int:  # noqa: ARG002
-        raise OSError(errno.ENOSYS, "function not implemented")
-
-
-# Locks that hold for all hosts, for the processes of one host each, and the two ways of having none.
+# Locks that hold for all hosts, for the processes of one host each, and none.
 LOCKS = {
     "shared": LockingDirectory,
     "local": SlowDirectory,
     "ENOLCK": LocklessDirectory,
-    "ENOSYS": DirectoryWithoutFlock,
 }
 
 

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from op_builder import Binding, OpBuilder
@@ -26,6 +27,18 @@ static void define(accel::Library& m) { m.def("add_(Tensor(a!) x) -> ()"); }
 static void cpu(accel::Library& m) { m.impl("add_", ACCEL_BOX(&add_)); }
 static void meta(accel::Library& m) { m.impl("add_", ACCEL_BOX(&nothing)); }
 ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", cpu}, {"Meta", meta})
+"""
+
+
+# A Python module whose value() returns VALUE, without torch's headers, which take half a minute to compile.
+MODULE = """
+#include <Python.h>
+static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+#define JOINED(name) PyInit_##name
+#define EXPANDED(name) JOINED(name)
+PyMODINIT_FUNC EXPANDED(TORCH_EXTENSION_NAME)() { return PyModule_Create(&definition); }
 """
 
 
@@ -57,6 +70,12 @@ class SmallBuilder(OpBuilder):
         return self.link
 
 
+class TorchBuilder(SmallBuilder):
+    """One on torch's C++ API, or a Python module."""
+
+    BINDING = Binding.TORCH
+
+
 def make_small(directory: Path, cache: Cache, *, amount: str = "1.0f", source: str = STABLE_SOURCE) -> SmallBuilder:
     (directory / "include").mkdir(parents=True)
     # A content of its own for each: what is open in this process already is taken, wherever it came from.
@@ -85,3 +104,17 @@ def replace_content(path: Path, content: bytes) -> None:
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(content)
     fresh.replace(path)
+
+
+# Fixtures, which conftest.py of a directory imports --------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def small(tmp_path: Path, cache: Cache) -> SmallBuilder:
+    """A builder of an op that adds 1 to a tensor, with a header that says how much."""
+    return make_small(tmp_path / "op", cache)

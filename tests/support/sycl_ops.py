@@ -13,8 +13,8 @@ import pytest
 from op_builder import env
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.store import Cache
-from op_builder.plan import Binding
 from op_builder.toolchains.sycl_runtime import find_runtime
+from tests.support.small_ops import SmallBuilder
 
 needs_runtime = pytest.mark.skipif(
     find_runtime() is None or shutil.which("g++") is None, reason="needs the SYCL runtime (the extra sycl) and g++"
@@ -152,20 +152,14 @@ ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
 """
 
 
-class ScaleBuilder(SYCLOpBuilder):
+class ScaleBuilder(SYCLOpBuilder, SmallBuilder):
     """``scale_(x, a)``: x *= a * FACTOR, a kernel of one header, for float32, float64 and float16."""
 
     NAME = "sycl_scale"
-    BUILD_VAR = "ACCEL_BUILD_SYCL_SCALE"
-    BINDING = Binding.STABLE
 
     def __init__(self, directory: Path, cache: Cache) -> None:
-        super().__init__(self.NAME)
-        self.directory = directory
-        self.cache = cache  # type: ignore[misc]
-
-    def sources(self) -> list[str]:
-        return [str(self.directory / "binding.cpp")]
+        super().__init__(directory, cache)
+        self.files, self.flags = ["binding.cpp"], []
 
     def kernel_sources(self) -> list[str]:
         return [str(self.directory / "scale.sycl.hpp")]

@@ -11,7 +11,7 @@ import json
 
 import pytest
 
-from tests.support.machines import ROOT, run_python
+from tests.support.foreign_package import ROOT, python
 
 FAKES = ROOT / "tests" / "support" / "fake_vendors"
 
@@ -51,7 +51,7 @@ LEFT_OUT = {
 def results() -> dict[str, dict[str, list[str]]]:
     """The status and the note of each check, by device."""
     command = [str(FAKES / "run_conformance.py"), *LEFT_OUT, "npu.mutated"]
-    done = run_python(*command, PYTHONPATH=f"{ROOT}:{FAKES}", ACCEL_ACCELERATOR=None)
+    done = python(*command, PYTHONPATH=f"{ROOT}:{FAKES}", ACCEL_ACCELERATOR=None)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

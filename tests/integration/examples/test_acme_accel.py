@@ -12,7 +12,7 @@ import torch
 from accelerator import selection
 from accelerator.testing import check_conformance
 from op_builder import env
-from tests.support.machines import ROOT
+from tests.support.foreign_package import ROOT
 
 TEMPLATE = ROOT / "examples" / "acme_accel"
 # What pyproject.toml registers, without an installation.

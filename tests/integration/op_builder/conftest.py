@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from op_builder import env
 from op_builder.cache.store import Cache
-from tests.support.small_ops import SmallBuilder, make_small
+from tests.support.small_ops import cache, make_small, small
+
+__all__ = ["cache", "small"]
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cache")
+def own_cache(tmp_path: Path) -> Iterator[None]:
+    """Builders without a cache of their own use that of the test."""
+    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +27,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("built")
     make_small(directory / "op", Cache(directory / "cache")).load()
     return directory
-
-
-@pytest.fixture
-def small(tmp_path: Path, cache: Cache) -> SmallBuilder:
-    """A builder of an op that adds 1 to a tensor, with a header that says how much."""
-    return make_small(tmp_path / "op", cache)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -22,18 +21,9 @@ from op_builder import Binding, CPUOpBuilder, cpp_extension, env
 from op_builder.cpp_extension import load, load_inline
 from op_builder.errors import AccelError, CompileError, SourceNotFoundError
 from op_builder.integrations import torch_extensions
-from tests.support.compilers import needs_gxx, program, require_program
-from tests.support.foreign_package import ROOT
-
-MODULE = """
-#include <Python.h>
-static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
-static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-#define JOINED(name) PyInit_##name
-#define EXPANDED(name) JOINED(name)
-PyMODINIT_FUNC EXPANDED(TORCH_EXTENSION_NAME)() { return PyModule_Create(&definition); }
-"""
+from tests.support.compilers import needs_gxx, program, require_program, shared_library
+from tests.support.foreign_package import ROOT, python
+from tests.support.small_ops import MODULE
 
 
 @pytest.fixture(autouse=True)
@@ -141,9 +131,9 @@ def test_paths_may_be_objects() -> None:
 
 
 def test_a_changed_text_of_the_same_name_is_loaded_each_time() -> None:
-    text = '#include <pybind11/pybind11.h>\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.attr("value") = VALUE; }'
-    loaded = [load_inline("m", text.replace("VALUE", str(n)), no_implicit_headers=True) for n in (1, 2, 3, 1)]
-    assert [module.value for module in loaded] == [1, 2, 3, 1]
+    texts = [MODULE.replace("VALUE", str(number)) for number in (1, 2, 3, 1)]
+    loaded = [load_inline("m", text, no_implicit_headers=True) for text in texts]
+    assert [module.value() for module in loaded] == [1, 2, 3, 1]
 
 
 def test_a_builder_of_a_plain_library_gets_its_ctypes_object(place: Path) -> None:
@@ -202,18 +192,6 @@ def test_functions_may_be_in_a_namespace_or_none() -> None:
     assert getattr(load_inline("m", text, functions=["space::f"], **options), "space::f")() == 3
     empty = load_inline("empty", text, functions=[], **options)
     assert [name for name in vars(empty) if not name.startswith("__")] == []
-
-
-@pytest.mark.slow
-def test_several_texts_and_a_list_of_functions() -> None:
-    twice = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
-    body = '{ TORCH_CHECK(x.dim(), "no"); return x * 3; }'
-    thrice = f"#include <torch/library.h>\ntorch::Tensor thrice(torch::Tensor x) {body}"
-    ops = load_inline("inline", [thrice, twice], functions=["twice", "thrice"])
-    assert torch.equal(ops.twice(torch.ones(3)), torch.full((3,), 2.0))
-    assert (ops.twice.__doc__ or "").strip().endswith("twice")
-    with pytest.raises(RuntimeError, match="no"):
-        ops.thrice(torch.tensor(1.0))
 
 
 # What extensions use of torch's headers, in one text.
@@ -375,9 +353,7 @@ def test_torchs_functions_are_replaced_and_restored(caplog: pytest.LogCaptureFix
 def test_the_file_for_every_start_of_python_reads_the_variable(value: str, module: str, warning: str) -> None:
     line = (ROOT / "build_tools" / "accel_ops.pth").read_text()
     code = f"{line}from torch.utils.cpp_extension import load; print(load.__module__)"
-    environment = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_CPP_EXTENSION=value)
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = python("-c", code, ACCEL_CPP_EXTENSION=value)
     assert done.stdout == f"{module}\n", done.stderr
     assert warning in done.stderr
 
@@ -391,9 +367,7 @@ print(load("m", ["m.cpp"], extra_cflags=["-DVALUE=9"]).value(), sys.argv[1:], lo
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "op_builder", "run", *arguments]
-    environment = env.child_environment(PYTHONPATH=str(ROOT))
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return python("-m", "op_builder", "run", *arguments)
 
 
 @pytest.mark.parametrize("form", [["program.py"], ["-m", "program"]])
@@ -449,8 +423,7 @@ def test_a_cuda_runtime_without_a_name_for_the_linker_is_linked(place: Path) -> 
     library = place / "cuda" / "lib" / "libcudart.so.13"
     library.parent.mkdir(parents=True)
     write("cuda/include/cuda_runtime.h", 'extern "C" int cudaRuntime();\n')
-    source = write("runtime.cpp", 'extern "C" int cudaRuntime() { return 13; }\n')
-    subprocess.run(["g++", "-shared", "-fPIC", source, f"-Wl,-soname,{library.name}", "-o", library], check=True)
+    shared_library(library, 'extern "C" int cudaRuntime() { return 13; }\n', f"-Wl,-soname,{library.name}")
     release = "Cuda compilation tools, release 13.0, V13.0.88"
     program(place / "cuda" / "bin" / "nvcc", f'echo "{release}"; echo "#\\$ TOP={place / "cuda"}"')
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

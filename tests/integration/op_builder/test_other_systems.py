@@ -11,9 +11,7 @@ import pytest
 from op_builder.catalog import table
 from op_builder.catalog.native import system_check
 from op_builder.engine.ninja import peak_bytes
-from op_builder.errors import IncompatibleOpError
 from op_builder.system.outcomes import Failed
-from op_builder.system.target import require_supported
 
 # Modules and names of Python that Windows does not have. Packages that look at sys.platform are imported before.
 _WINDOWS = """
@@ -73,16 +71,6 @@ for package in ("accelerator", "op_builder"):
 """
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("system", ["linux", "darwin"])
-def test_other_systems_are_supported(system: str) -> None:
-    require_supported(system)
-
-
-def test_windows_is_refused() -> None:
-    with pytest.raises(IncompatibleOpError, match="this is Windows"):
-        require_supported("win32")
 
 
 def test_on_macos_libraries_find_torchs_functions_in_the_process(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.builder.cuda import CUDAOpBuilder
+from op_builder.builder.inline import GivenCUDABuilder
 from op_builder.cache.store import Cache
 from op_builder.cuda import FusedLionBuilder
 from op_builder.load import resolver
@@ -27,18 +27,6 @@ __global__ void turn(thrust::complex<float>* x, __half* y) { x[0] *= thrust::com
 extern "C" void run(void* x, void* y) { turn<<<1, 1>>>((thrust::complex<float>*)x, (__half*)y); }
 """
 MODULE = "#include <torch/extension.h>\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n"
-
-
-class TurnBuilder(CUDAOpBuilder):
-    """A kernel with headers of three wheels, and a binding on torch's C++ API."""
-
-    NAME = "turn"
-
-    def sources(self) -> list[str]:
-        return []
-
-    def source_texts(self) -> dict[str, str]:
-        return {"turn.cu": KERNEL, "module.cpp": MODULE}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +47,9 @@ def test_ops_compile_and_link(wheels: Path, tmp_path: Path, monkeypatch: pytest.
     cache = Cache(tmp_path / "cache")
     with env.scope(PATH="/usr/bin:/bin", CUDA_HOME=None, CUDA_PATH=None, TORCH_CUDA_ARCH_LIST="9.0"):
         assert find_cuda(cache.memo).home == (wheels / "nvidia" / "cu13").resolve()
-        for builder in (FusedLionBuilder(), TurnBuilder()):
+        # The second has headers of three wheels, and a binding on torch's C++ API.
+        texts, flags = {"turn.cu": KERNEL, "module.cpp": MODULE}, ["-U__CUDA_NO_HALF_OPERATORS__"]
+        for builder in (FusedLionBuilder(), GivenCUDABuilder("turn", texts, cuda_flags=flags)):
             builder.cache = cache  # type: ignore[misc]
             entry = resolver.compile_now(resolver.Request.of(builder))
             assert b"-arch sm_90" in entry.artifact.read_bytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from benchmarks import _peers
 from tests.support.environments import ROOT, environment_of
+from tests.support.launching import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -115,37 +115,6 @@ def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None
     assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
 
 
-NAMES = """
-import json, sys
-import deepspeed.compile.util, deepspeed.ops.op_builder.all_ops
-from deepspeed.accelerator import get_accelerator
-
-def names():
-    found = {"accelerator": get_accelerator(), "compatible": dict(deepspeed.ops.__compatible_ops__)}
-    for module in [name for name in sys.modules if name.startswith("deepspeed.")]:
-        of_module = vars(sys.modules[module]).items()
-        found.update(((module, name), value) for name, value in of_module if name.endswith("Builder"))
-    return found
-
-before = names()
-import op_builder.integrations.deepspeed as integration
-during = names()
-import deepspeed.ops.pin_memory as imported_while_on
-late = imported_while_on.PinMemoryBuilder.__module__
-integration.off()
-after = names()
-integration.on()
-again = names()
-print(json.dumps([late, before == {key: after[key] for key in before}, before == during,
-                  during == {key: again[key] for key in during}]))
-"""
-
-
-def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str) -> None:
-    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
-    assert run(python, "", "-c", NAMES, **variables) == ["op_builder.cpu", True, False, True]
-
-
 REPORTS = """
 import contextlib, io, json, re
 import op_builder.integrations.deepspeed
@@ -175,9 +144,7 @@ def test_the_reports_of_both_sides_agree(python: Path, installed: str) -> None:
 
 def train(python: Path, how: str, ranks: int, runs: list[dict[str, Any]], site: str | None = None) -> list[Any]:
     """What each rank of tests/support/deepspeed_training.py prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [python, "-W", "ignore", SUPPORT / "deepspeed_training.py", how, json.dumps(runs)],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from tests.support.foreign_package import ROOT
+from tests.support.foreign_package import python
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +69,7 @@ def test_an_unchanged_extension_gives_known_results(tmp_path: Path, release: str
 
 def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``accel-ops run`` in a package's directory, with an empty cache."""
-    variables = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(root / "cache"))
-    command = [sys.executable, "-m", "op_builder", "run", *arguments]
-    return subprocess.run(command, env=variables, cwd=root, capture_output=True, text=True, check=False, timeout=900)
+    return python("-m", "op_builder", "run", *arguments, cwd=root, ACCEL_CACHE_DIR=str(root / "cache"))
 
 
 def sources_of(release: str, directory: Path) -> Path:

@@ -1,20 +1,18 @@
 """The cache on a slow network file system that two hosts share: real mounts, see tests/support/slow_filesystem.py.
 
-Whatever a host knows late, no load fails, none waits for a dead builder, and nothing damaged is opened.
+Whatever a host knows late, no load fails, and nothing damaged is opened.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +20,13 @@ from typing import Any
 import pytest
 
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
-from op_builder.load import resolver
 from tests.support import processes
-from tests.support.compilers import wait_until
-from tests.support.processes import assert_whole, fork, load_with_log, wait_for
-from tests.support.small_ops import SmallBuilder, replace_content
+from tests.support.launching import wait_until
+from tests.support.processes import QuickBuilder, assert_whole, fork, load_with_log, quick, wait_for
 
 pytestmark = pytest.mark.slow
 
 _NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
-
-# It registers nothing and compiles in a moment; value() tells what it was compiled from.
-SOURCE = """
-#include "amount.h"
-#define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT int accel_register_library(const char*, char*, unsigned long) { return 0; }
-EXPORT int value() { return AMOUNT; }
-"""
 
 
 @dataclass
@@ -58,27 +46,16 @@ class Host:
     def compiles(self) -> int:
         return self.log.read_text().count("compiled") if self.log.exists() else 0
 
-    def start(self, work: Callable[[], object]) -> int:
-        """Run ``work`` in a process of this host; returns its id."""
-
-        def on_this_host() -> None:
-            if ctypes.CDLL(None, use_errno=True).unshare(_NEW_HOST_NAME) == 0:
-                socket.sethostname(self.name)
-            work()
-
-        return fork(on_this_host)
-
-    def load(self, op: Path, value: int = 1) -> int:
-        """Load the op of the sources ``op`` in a new process, where it must give ``value``; returns its id."""
+    def load(self, op: QuickBuilder) -> int:
+        """Load an op in a new process of this host; returns the process's id."""
 
         def work() -> None:
-            small = builder(op, self.cache)
-            load_with_log(small, self.log)
-            artifact = resolver.cached_or_built(small).artifact
-            found = ctypes.CDLL(str(artifact)).value()
-            assert found == value, f"{found} instead of {value}"
+            if ctypes.CDLL(None, use_errno=True).unshare(_NEW_HOST_NAME) == 0:
+                socket.sethostname(self.name)
+            op.cache = self.cache  # type: ignore[misc]
+            load_with_log(op, self.log)
 
-        return self.start(work)
+        return fork(work)
 
 
 @dataclass
@@ -88,7 +65,7 @@ class Site:
     backing: Path
     one: Host
     other: Host
-    op: Path
+    op: QuickBuilder
     locks: str
 
     @property
@@ -105,18 +82,6 @@ class Site:
             assert Entry(place / "entry", Manifest.from_json((place / "entry" / MANIFEST).read_text())).is_intact()
             shutil.rmtree(place)
         assert_whole(self.server_cache)
-
-
-def write_op(op: Path, value: int) -> None:
-    (op / "include").mkdir(parents=True, exist_ok=True)
-    replace_content(op / "small.cpp", SOURCE.encode())
-    replace_content(op / "include" / "amount.h", f"#define AMOUNT {value}\n".encode())
-
-
-def builder(op: Path, cache: Cache) -> SmallBuilder:
-    found = SmallBuilder(op, cache)
-    found.name = "shared"
-    return found
 
 
 def mounted(name: str, backing: Path, directory: Path, locks: str) -> Host:
@@ -162,8 +127,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     try:
         for name in ("one", "other"):
             hosts.append(mounted(name, backing, tmp_path, request.param))
-        write_op(tmp_path / "op", 1)
-        yield Site(backing, *hosts, tmp_path / "op", request.param)
+        yield Site(backing, *hosts, quick(tmp_path / "op", hosts[0].cache), request.param)
     finally:
         for host in hosts:
             unmounted(host)
@@ -184,43 +148,6 @@ def test_processes_of_two_hosts_load_one_cold_op(site: Site) -> None:
         assert max(site.one.compiles, site.other.compiles) == 1
 
 
-@with_locks("shared", "ENOSYS")
-def test_a_builder_killed_on_one_host_does_not_keep_the_other_waiting(site: Site) -> None:
-    held = site.op / "held"
-
-    def build_for_ever() -> None:
-        from op_builder.engine import build as engine
-
-        def never(*_: object, **__: object) -> bool:
-            held.write_text("")
-            time.sleep(1000)
-            return False
-
-        engine.run_ninja = never
-        builder(site.op, site.one.cache).load()
-
-    def load_and_kill_whom_it_waits_for() -> None:
-        class Kill(logging.Handler):
-            def emit(self, record: logging.LogRecord) -> None:
-                if record.getMessage().startswith("Still waiting"):
-                    os.kill(building, signal.SIGKILL)
-
-        logging.getLogger("op_builder").addHandler(Kill())
-        builder(site.op, site.other.cache).load()
-
-    building = site.one.start(build_for_ever)
-    try:
-        while not held.exists():
-            assert os.waitpid(building, os.WNOHANG) == (0, 0), "it ended before it built"
-            time.sleep(0.01)
-        assert wait_for([site.other.start(load_and_kill_whom_it_waits_for)]) == [0]
-    finally:
-        os.kill(building, signal.SIGKILL)
-    assert wait_for([building]) == [-signal.SIGKILL]
-    assert wait_for([site.one.load(site.op)]) == [0]
-    assert len(site.server_cache.entries()) == 1
-
-
 @with_locks("local")
 def test_an_op_published_on_one_host_loads_at_once_on_the_other(site: Site) -> None:
     # The other host has looked before, and goes on believing that there is nothing.
@@ -230,20 +157,3 @@ def test_an_op_published_on_one_host_loads_at_once_on_the_other(site: Site) -> N
     assert wait_for([site.other.load(site.op) for _ in range(2)]) == [0, 0]
     site.assert_whole()
     assert len(site.server_cache.entries()) == 1
-
-
-def truncate(entry: Entry) -> None:
-    replace_content(entry.artifact, entry.artifact.read_bytes()[:1000])
-
-
-@with_locks("shared")
-def test_a_damaged_entry_is_set_aside_and_built_again(site: Site) -> None:
-    assert wait_for([site.one.load(site.op)]) == [0]
-    (entry,) = site.server_cache.entries()
-    truncate(entry)  # on the server, behind the back of both hosts
-    # Both find it at once; what the one has replaced, the other must not take for the damaged one.
-    loads = [host.load(site.op) for _ in range(2) for host in (site.other, site.one)]
-    assert wait_for(loads) == [0] * 4
-    (again,) = site.server_cache.entries()
-    assert again.is_intact()
-    assert again.manifest.sha256 == entry.manifest.sha256

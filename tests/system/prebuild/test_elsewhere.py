@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from op_builder.system.cpu_isa import supported_isas
 from tests.support.environments import ROOT, Environment, run
 
 pytestmark = pytest.mark.slow
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 # Inputs are made without torch's own kernels, which round differently on different CPUs.
 STEP = """
-import json, sys, torch
+import json, torch
 assert torch.ones(3).add_(1).tolist() == [2.0, 2.0, 2.0]
 print("torch runs", flush=True)
 torch.set_num_threads(1)
@@ -53,13 +52,8 @@ result = {
     "CPUSGD": trained(ops.CPUSGD, momentum=0.5),
     "FusedAdam": trained(ops.FusedAdam),
 }
-if "--references" in sys.argv:
-    result["AdamW"] = trained(torch.optim.AdamW)
-    result["SGD"] = trained(torch.optim.SGD, momentum=0.5)
-    result["Adagrad"] = trained(torch.optim.Adagrad)
 print(json.dumps(result))
 """
-PEERS = {"CPUAdam": "AdamW", "CPUSGD": "SGD", "CPUAdagrad": "Adagrad"}
 
 Results = dict[str, list[float]]
 
@@ -68,7 +62,7 @@ def stepped(environment: Environment, tmp_path: Path, *before: str, isa: str | N
     """The instruction set in use and what each optimizer made of its parameters, from prebuilt ops alone."""
     (tmp_path / "step.py").write_text(STEP)
     output = run(
-        *(*before, environment.python, tmp_path / "step.py", *([] if before else ["--references"])),
+        *(*before, environment.python, tmp_path / "step.py"),
         cwd=tmp_path,
         ACCEL_CPU_ISA=isa,
         ACCEL_JIT="0",
@@ -77,19 +71,6 @@ def stepped(environment: Environment, tmp_path: Path, *before: str, isa: str | N
     (line,) = [line for line in output.splitlines() if line.startswith("{")]
     result = json.loads(line)
     return result.pop("isa"), result
-
-
-@pytest.mark.parametrize("isa", supported_isas())
-def test_an_installed_op_computes_as_torch_does_with_every_instruction_set(
-    installed: Environment, tmp_path: Path, isa: str
-) -> None:
-    used, values = stepped(installed, tmp_path, isa=isa)
-    assert used == isa
-    assert len(values["CPUAdam"]) == 1003 + 1 + 64
-    for mine, theirs in PEERS.items():
-        # Three steps of a handful of operations on numbers below 1, each rounded by half of 2**-24 at most.
-        assert values[mine] == pytest.approx(values[theirs], rel=0, abs=1e-6), mine
-        assert values[mine] != values["CPULion"]
 
 
 NEEDS_AVX2 = """
@@ -118,7 +99,7 @@ def test_an_installed_op_runs_on_an_emulated_old_cpu_as_it_does_here(installed: 
         raise
     assert used == "baseline", "what the emulated CPU has"
     _, here = stepped(installed, tmp_path, isa="baseline")
-    assert values == {name: here[name] for name in values}, "to the last bit"
+    assert values == here, "to the last bit"
 
 
 # Another torch and another CPython --------------------------------------------------------
@@ -132,14 +113,10 @@ def other_python() -> str:
     for minor in (12, 13, 10, 11):
         if sys.version_info[:2] == (3, minor):
             continue
-        versions = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
-        for python in (shutil.which(f"python3.{minor}"), *map(str, versions)):
-            command = [python, "-c", "import ensurepip, sys, venv; print(sys.version_info[1])"]
-            if python is None:
-                continue
-            asked = subprocess.run(command, capture_output=True, text=True, check=False)
-            if asked.returncode == 0 and asked.stdout.strip() == str(minor):
-                return python
+        python = shutil.which(f"python3.{minor}")
+        command = [str(python), "-c", "import ensurepip, venv"]
+        if python is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return python
     return sys.executable
 
 

@@ -180,14 +180,6 @@ def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
     assert "used" in own.run("-c", USE_SYCL, **without)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-def test_the_cuda_op_is_built_without_a_device(with_accel_ops: Environment, my_ops: Path, tmp_path: Path) -> None:
-    variables = {"ACCEL_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0", "ACCEL_BUILD_OPS": "1"}
-    with_accel_ops.pip("wheel", "--no-deps", "-w", tmp_path, my_ops, **variables)
-    index = json.loads(files_in(the_wheel(tmp_path))["my_ops/_prebuilt/wheel.json"])
-    assert {op["op"]: op["cuda_archs"] for op in index["ops"]} == {OP: [], CUDA_OP: ["9.0"]}
-
-
 # acme_accel ------------------------------------------------------------------------------
 
 USE_ACME = """

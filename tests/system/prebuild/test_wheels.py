@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -89,36 +87,6 @@ def test_every_host_op_loads_where_no_compiler_is_and_writes_nothing_into_the_in
     assert "prebuilt" not in output, "a warning"
     assert listing(installed.site) == before
     assert not (tmp_path / "cache" / "v1" / "ops").exists()
-
-
-def test_the_report_shows_what_is_installed_with_the_facts_of_the_manifest(
-    installed: Environment, tmp_path: Path
-) -> None:
-    rows = installed.report(**installed.without_compilers(tmp_path / "cache"))
-    assert sorted(name for name, row in rows.items() if row["installed"]) == HOST_OPS
-    index = {op["op"]: op for op in json.loads((installed.ops / "wheel.json").read_text())["ops"]}
-    for op in HOST_OPS:
-        row = rows[op]
-        assert (row["compatible"], row["cached"], row["reason"]) == (True, False, "")
-        binary = installed.ops / index[op]["binary"]
-        assert Path(row["prebuilt"]["directory"]) == binary.parent
-        assert hashlib.sha256(binary.read_bytes()).hexdigest() == index[op]["sha256"] == row["prebuilt"]["sha256"]
-        assert (row["prebuilt"]["torch_needed"], row["prebuilt"]["python_needed"]) == (">=2.10", "any")
-        assert row["prebuilt"]["platform"] == f"{sys.platform} {platform.machine()}"
-        assert row["prebuilt"]["compilers"] == index[op]["compilers"]
-    table = installed.run("-m", "op_builder.report", COLUMNS="200")
-    assert re.search(r"\bcpu_adam\b[^:]*: for torch >=2\.10,\s+any\s+CPython", table)
-    assert re.search(rf"without +.*\b{NOT_OF_THE_CPU}\b.*: ", table)
-
-
-def test_an_op_that_does_not_compile_fails_the_install_with_the_reason(tree: Path, with_torch: Environment) -> None:
-    (tree / "csrc" / "bindings" / "cpu_sgd.cpp").write_text("this is no C++;\n")
-    before = listing(with_torch.site)
-    output = with_torch.pip("install", "--no-build-isolation", tree, fails=True, ACCEL_BUILD_CPU_SGD="1")
-    assert "cpu_sgd.cpp:1:1: error: " in output
-    assert "Remedy: " in output
-    assert "Traceback" not in output
-    assert listing(with_torch.site) == before
 
 
 # Its libraries and bytes -----------------------------------------------------------------

@@ -88,13 +88,6 @@ def test_streams_events_and_graphs_are_nestable_no_ops(cpu: CPU_Accelerator) -> 
     assert ran == [1, 2]
 
 
-@pytest.mark.usefixtures("fake_memory")
-def test_memory_totals_respect_the_control_group(host_files: WriteFiles) -> None:
-    limits = {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": str(8 << 30)}
-    cpu = CPU_Accelerator(host_files({**limits, "sys/fs/cgroup/job/memory.current": str(2 << 30)}))
-    assert (cpu.total_memory(), cpu.available_memory()) == (8 << 30, 6 << 30)
-
-
 def test_all_peaks_are_the_kernels_high_water_mark(host_files: WriteFiles) -> None:
     cpu = CPU_Accelerator(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
     assert cpu.max_memory_allocated() == cpu.max_memory_reserved() == cpu.max_memory_cached() == 1 << 40

@@ -177,7 +177,6 @@ def test_the_peak_includes_memory_freed_between_two_calls() -> None:
     assert memory.peak_rss() < base + (48 << 20)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_does_not_report_its_parents_peak(host_files: WriteFiles) -> None:
     memory = Host(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
     assert memory.peak_rss() == 1 << 40

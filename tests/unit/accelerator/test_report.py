@@ -68,17 +68,9 @@ def test_a_missing_or_failing_device_does_not_prevent_the_report(
     assert facts["cann_version"] is None
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"ACCEL_ACCELERATOR": "tpu"}, "Unknown accelerator 'tpu'; allowed are"),
-        ({"ACCEL_ACCELERATOR": "cpu", "DS_ACCELERATOR": "cuda"}, "name different accelerators"),
-    ],
-)
-def test_a_wrong_override_is_an_error_with_status_2(
-    capsys: pytest.CaptureFixture[str], variables: dict[str, str], message: str
-) -> None:
-    with env.scope(**variables):
+def test_a_wrong_override_is_an_error_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    message = "Unknown accelerator 'tpu'; allowed are"
+    with env.scope(ACCEL_ACCELERATOR="tpu"):
         assert main([]) == 2
         assert message in capsys.readouterr().err
         data = as_json(capsys, status=2)

@@ -115,10 +115,8 @@ def test_an_object_with_all_members_is_an_accelerator(candidate: object) -> None
 
 FAULTS = [
     (object(), "got object, which is not an accelerator: missing: is_synchronized_device"),
-    (Proxy(object()), "missing: is_synchronized_device"),
     (None, "got NoneType"),
     ("cpu", "set_accelerator() got str, which is not"),
-    ("cpu", " more."),
     (CPU_Accelerator, "it is the class CPU_Accelerator, not an instance of it"),
     (type("Lacks", (), members(without="stream"))(), "missing: stream."),
     (type("Value", (), members(device_count=8))(), "device_count must be a method, found a value of type int"),

@@ -1,21 +1,7 @@
-"""Fixtures of the unit tests of op_builder."""
+"""Fixtures over :mod:`tests.support.small_ops`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.support.small_ops import cache, small
 
-import pytest
-
-from op_builder.cache.store import Cache
-from tests.support.small_ops import SmallBuilder, make_small
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def small(tmp_path: Path, cache: Cache) -> SmallBuilder:
-    """A builder of an op that adds 1 to a tensor, with a header that says how much."""
-    return make_small(tmp_path / "op", cache)
+__all__ = ["cache", "small"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from op_builder import __main__ as command
+from tests.support.foreign_package import python
 
 COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "launch")
 
@@ -36,11 +34,6 @@ def test_a_command_that_does_not_exist_is_an_error(arguments: list[str], capsys:
 
 
 def test_python_runs_it_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "op_builder", "report", "--op", "no_such_op"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "op_builder", "report", "--op", "no_such_op")
     assert done.returncode == 2
     assert "no_such_op" in done.stderr

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from op_builder import paths
 from op_builder.errors import SourceNotFoundError
+from tests.support.foreign_package import importable, load_module, write_package
 
 
 @pytest.fixture
-def vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
+def vendor(tmp_path: Path) -> Iterator[type]:
     """A builder class in a package of somebody else's."""
-    package = tmp_path / "vendor_ops_for_paths"
-    (package / "kernels").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "kernels" / "k.cpp").write_text("")
-    (package / "builders.py").write_text("class VendorBuilder:\n    pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield importlib.import_module("vendor_ops_for_paths.builders").VendorBuilder
-    for name in [name for name in sys.modules if name.startswith("vendor_ops_for_paths")]:
-        del sys.modules[name]
+    files = {"kernels/k.cpp": "", "builders.py": "class VendorBuilder:\n    pass\n"}
+    write_package(tmp_path, "vendor_ops_for_paths", files)
+    with importable(tmp_path, "vendor_ops_for_paths"):
+        yield load_module("vendor_ops_for_paths.builders").VendorBuilder
 
 
-def test_relative_to_the_package_of_the_class(vendor: type) -> None:
-    assert paths.resolve("kernels/k.cpp", vendor).name == "k.cpp"
-
-
-def test_relative_to_the_parent_of_the_package(vendor: type) -> None:
-    assert paths.resolve("vendor_ops_for_paths/kernels/k.cpp", vendor).name == "k.cpp"
-
-
-def test_class_derived_elsewhere_still_finds_the_base_class_files(vendor: type) -> None:
+def test_a_source_is_relative_to_the_package_of_the_class_or_of_a_base_class_or_to_its_parent(vendor: type) -> None:
     derived = type("Derived", (vendor,), {"__module__": "__main__"})
-    assert paths.resolve("kernels/k.cpp", derived).name == "k.cpp"
+    for cls, name in (
+        (vendor, "kernels/k.cpp"),
+        (vendor, "vendor_ops_for_paths/kernels/k.cpp"),
+        (derived, "kernels/k.cpp"),
+    ):
+        assert paths.resolve(name, cls).name == "k.cpp"
 
 
 def test_label_is_free_of_the_machines_paths(vendor: type) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from op_builder import Binding, CUDAOpBuilder, env
+from op_builder import CUDAOpBuilder, env
 from op_builder.builder import (
     assert_no_cuda_mismatch,
     get_default_compute_capabilities,
@@ -21,14 +21,15 @@ from op_builder.builder import (
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import (
     CUDAMismatchException,
-    EnvironmentValueError,
     IncompatibleOpError,
     LoadError,
     MissingCUDAException,
 )
 from op_builder.load import resolver
 from op_builder.load.availability import examine
+from op_builder.system.outcomes import failures
 from op_builder.toolchains.toolset import find_cxx
+from tests.support.small_ops import SmallBuilder, TorchBuilder
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 cpu_torch_only = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
@@ -74,27 +75,18 @@ ACCEL_OP_LIBRARY({nullptr, define}, {"CUDA", cuda})
 """
 
 
-class IncrementBuilder(CUDAOpBuilder):
+class IncrementBuilder(CUDAOpBuilder, SmallBuilder):
     """A kernel that knows no torch, and a thin binding on the Stable ABI."""
 
     NAME = "increment"
-    BUILD_VAR = "ACCEL_BUILD_INCREMENT"
-    BINDING = Binding.STABLE
 
     def __init__(self, directory: Path, cache: Cache) -> None:
-        super().__init__(self.NAME)
-        self.directory = directory
-        self.cache = cache  # type: ignore[misc]
-        self.flags: list[str] = []
-
-    def sources(self) -> list[str]:
-        return [str(self.directory / "binding.cpp"), str(self.directory / "increment.cu")]
-
-    def include_paths(self) -> list[str]:
-        return ["csrc", str(self.directory)]
+        super().__init__(directory, cache)
+        self.files = ["binding.cpp", "increment.cu"]
+        self.kernel_flags: list[str] = []
 
     def nvcc_args(self) -> list[str]:
-        return self.flags
+        return self.kernel_flags
 
 
 @pytest.fixture(autouse=True)
@@ -156,19 +148,6 @@ def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(built_increment: 
     assert "libcudart" not in needed
 
 
-@pytest.mark.slow
-def test_the_binary_has_code_for_each_target_architecture(increment: IncrementBuilder) -> None:
-    with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0a+PTX"):
-        entry = compiled(increment)
-    assert entry.manifest.key_parts["cuda archs"] == "8.0;9.0a+PTX"
-    assert machine_code(entry) == {"sm_80", "sm_90a"}
-    with env.scope(TORCH_CUDA_ARCH_LIST="9.0a"):
-        less = compiled(increment)
-    assert less.manifest.key.plan.digest != entry.manifest.key.plan.digest
-    assert machine_code(less) == {"sm_90a"}
-    assert less.manifest.size_bytes < entry.manifest.size_bytes
-
-
 @cpu_torch_only
 def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment: IncrementBuilder) -> None:
     assert increment.is_compatible() is False
@@ -179,13 +158,6 @@ def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment:
     assert increment.cache.entries() == []
     failed = {failure.name for failure in examine(increment).failed}
     assert failed == {"torch with CUDA"}, "the toolkit itself works"
-
-
-def test_a_misspelt_architecture_is_an_error_that_names_the_variable(increment: IncrementBuilder) -> None:
-    with env.scope(TORCH_CUDA_ARCH_LIST="9.0;Hoper"):
-        assert "TORCH_CUDA_ARCH_LIST='9.0;Hoper'" in reasons(increment)
-        with pytest.raises(EnvironmentValueError):
-            increment.plan()
 
 
 def test_an_undefined_symbol_is_a_load_error(tmp_path: Path, cache: Cache) -> None:
@@ -286,7 +258,7 @@ def test_bfloat16_is_enabled_when_every_architecture_knows_it(
 def test_architecture_flags_of_the_builder_stand_alone(
     increment: IncrementBuilder, flags: list[str], own: bool
 ) -> None:
-    increment.flags = flags
+    increment.kernel_flags = flags
     assert increment.names_own_archs() is own
     assert increment.plan().cuda_archs == (() if own else ("9.0",))
 
@@ -329,7 +301,12 @@ def test_the_extension_of_a_cuda_op_holds_the_plans_flags(increment: IncrementBu
 
 
 @cpu_torch_only
-def test_two_builds_of_one_source_are_equal(built_increment: tuple[IncrementBuilder, Entry], tmp_path: Path) -> None:
-    increment, first = built_increment
-    again = compiled(IncrementBuilder(increment.directory, Cache(tmp_path / "other")))
-    assert again.artifact.read_bytes() == first.artifact.read_bytes()
+@pytest.mark.parametrize(("names", "failing"), [(["a.cpp", "b.cu"], ["torch with CUDA"]), (["a.cpp"], [])])
+def test_cuda_sources_of_a_builder_for_the_cpu_need_a_torch_with_cuda(
+    tmp_path: Path, cache: Cache, names: list[str], failing: list[str]
+) -> None:
+    builder = TorchBuilder(tmp_path, cache)
+    builder.files = names
+    for name in names:
+        (tmp_path / name).touch()
+    assert [check.name for check in failures(builder.build_checks())] == failing

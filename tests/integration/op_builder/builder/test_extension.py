@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.plan import ENTRY_POINT
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, write_package
+from tests.support.foreign_package import ROOT, python, write_package
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 
@@ -88,14 +85,8 @@ def test_setuptools_builds_kernels_of_another_package(tmp_path: Path) -> None:
     project = tmp_path / "project"
     write_package(project, "project", {"__init__.py": ""})
     (project / "setup.py").write_text(SETUP)
-    done = subprocess.run(
-        [sys.executable, "setup.py", "build", "--build-lib", "built"],
-        cwd=project,
-        env=env.child_environment(PYTHONPATH=f"{ROOT}:{tmp_path / 'site'}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    search = f"{ROOT}:{tmp_path / 'site'}"
+    done = python("setup.py", "build", "--build-lib", "built", cwd=project, PYTHONPATH=search)
     assert done.returncode == 0, done.stdout + done.stderr
     (binary,) = (project / "built").rglob("*.so")
     x = torch.zeros(2)

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.report.collect import op_row
-from tests.support.compilers import needs_gxx
+from tests.support.compilers import needs_gxx, shared_library
 from tests.support.foreign_package import importable, load_module, run_python, write_package
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 BUILDERS = """
 import os
@@ -103,14 +104,6 @@ class LibraryBuilder(OpBuilder):
         return [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "csrc", "includes")]
 
 
-class StableBuilder(LibraryBuilder):
-    BUILD_VAR = "ACME_BUILD_STABLE"
-    NAME = "vendor_stable"
-
-    def sources(self):
-        return ["csrc/library/stable.cpp"]
-
-
 class NeedyBuilder(PlainBuilder):
     BUILD_VAR = "ACME_BUILD_NEEDY"
     NAME = "needy"
@@ -137,18 +130,6 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "plain_op", nullptr, -1,
 PyMODINIT_FUNC PyInit_plain_op() { return PyModule_Create(&definition); }
 """
 
-STABLE = """
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include "amount.h"
-
-static void add_(torch::stable::Tensor x) {
-  float* data = static_cast<float*>(x.mutable_data_ptr());
-  for (int64_t i = 0; i < x.numel(); ++i) data[i] += AMOUNT;
-}
-STABLE_TORCH_LIBRARY(acme_stable, m) { m.def("add_(Tensor(a!) x) -> ()"); }
-STABLE_TORCH_LIBRARY_IMPL(acme_stable, CPU, m) { m.impl("add_", TORCH_BOX(&add_)); }
-"""
 
 LIBRARY = """
 #include <torch/library.h>
@@ -189,7 +170,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 FILES = {
     "builders/foreign.py": BUILDERS,
     "csrc/plain/plain.c.cpp": PLAIN,
-    "csrc/library/stable.cpp": STABLE,
     "csrc/library/library.cpp": LIBRARY,
     "csrc/scale/scale.cpp": SCALE,
     "csrc/common/factor.cpp": '#include "factor.h"\ndouble factor() { return 2.0; }\n',
@@ -204,12 +184,6 @@ def vendor(tmp_path: Path) -> Iterator[ModuleType]:
     write_package(tmp_path, "vendor_ops", FILES)
     with importable(tmp_path, "vendor_ops"):
         yield load_module("vendor_ops.builders.foreign")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path) -> Iterator[None]:
-    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
-        yield
 
 
 def kind(builder: OpBuilder) -> str:
@@ -266,38 +240,6 @@ def test_a_pybind11_module_with_torchs_whole_header_loads(vendor: Any, tmp_path:
     loads_again_without_compiler(vendor.ScaleBuilder, tmp_path, "assert op.scale(torch.ones(1)).item() == 2")
 
 
-EDIT_AND_LOAD = """
-from pathlib import Path
-import torch
-from op_builder.errors import LoadError
-from vendor_ops.builders import foreign
-
-before = foreign.StableBuilder().load()
-assert before is torch.ops.acme_stable
-Path({header!r}).write_text("#define AMOUNT 5.0f\\n")
-try:
-    foreign.StableBuilder().load()
-except LoadError as error:
-    print(error)
-else:
-    print("loaded twice")
-x = torch.zeros(1)
-before.add_(x)
-assert x.item() == 1
-print("alive")
-"""
-
-
-@pytest.mark.slow
-def test_an_edited_library_with_the_same_namespace_is_refused(vendor: Any, tmp_path: Path) -> None:
-    header = Path(vendor.__file__).parents[1] / "csrc" / "includes" / "amount.h"
-    done = run_python(EDIT_AND_LOAD.format(header=str(header)), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "namespace acme_stable" in done.stdout
-    assert "Restart Python" in done.stdout
-    assert done.stdout.endswith("alive\n")
-
-
 def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog: pytest.LogCaptureFixture) -> None:
     builder = vendor.NeedyBuilder()
     row = op_row(builder)
@@ -348,21 +290,8 @@ def test_a_function_that_links_is_found(vendor: Any, function: str) -> None:
 
 @needs_gxx
 def test_a_function_is_found_in_a_directory_that_is_named(vendor: Any, tmp_path: Path) -> None:
-    import subprocess
-
-    (tmp_path / "acme.cpp").write_text('extern "C" int acme_submit() { return 0; }\n')
-    library = tmp_path / "libacme.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "acme.cpp")], check=True)
+    shared_library(tmp_path / "libacme.so", 'extern "C" int acme_submit() { return 0; }\n')
     builder = vendor.PlainBuilder()
     assert not builder.has_function("acme_submit", ("acme",))
     assert builder.has_function("acme_submit", ("acme",), library_dirs=(str(tmp_path),))
     assert not builder.has_function("acme_cancel", ["acme"], [str(tmp_path)])
-
-
-def test_sources_are_found_from_the_root_of_the_package_at_any_depth(tmp_path: Path) -> None:
-    deep = BUILDERS.replace("vendor_ops.", "deep_ops.")
-    files = {**FILES, "builders/foreign.py": "", "builders/cpu/extra/foreign.py": deep}
-    write_package(tmp_path, "deep_ops", files)
-    with importable(tmp_path, "deep_ops"):
-        builder = load_module("deep_ops.builders.cpu.extra.foreign").PlainBuilder()
-        assert builder.load().add(1.0) == 2.0

@@ -5,71 +5,43 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import op_builder
-from op_builder import Binding, env
+from op_builder import Binding
 from op_builder.builder.inline import GivenBuilder, load_inline
 from op_builder.errors import AccelError, CompileError
 from tests.support.foreign_package import ROOT, run_python
+from tests.support.small_ops import MODULE
 
-# Texts without torch's headers, which take half a minute to compile.
-MODULE = """
-#include <Python.h>
-#include <cmath>
-static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
-static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
-static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "NAME", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-PyMODINIT_FUNC PyInit_NAME() { return PyModule_Create(&definition); }
-"""
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path) -> Iterator[None]:
-    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
-        yield
-
-
-def module(name: str) -> str:
-    return MODULE.replace("NAME", name)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("flags", [["-DVALUE=7", "-O1"], ["-DVALUE=7 -O1"], ["-D VALUE=7"]])
 def test_text_with_its_own_binding_is_compiled_unchanged(flags: list[str]) -> None:
-    assert op_builder.load_inline("plain", module("plain"), extra_cflags=flags).value() == 7
+    assert op_builder.load_inline("plain", MODULE, extra_cflags=flags).value() == 7
 
 
 @pytest.mark.parametrize("name", ["json", "os"])
 def test_a_module_never_replaces_another_one_of_its_name(name: str) -> None:
     before = importlib.import_module(name)
-    assert load_inline(name, module(name), extra_cflags=["-DVALUE=8"]).value() == 8
+    assert load_inline(name, MODULE, extra_cflags=["-DVALUE=8"]).value() == 8
     assert sys.modules[name] is before
 
 
 def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> None:
-    first = load_inline("again", module("again"), extra_cflags=["-DVALUE=1"])
-    assert load_inline("again", module("again"), extra_cflags=["-DVALUE=1"]) is first
-    second = load_inline("again", module("again").replace("VALUE", "2"))
+    first = load_inline("again", MODULE, extra_cflags=["-DVALUE=1"])
+    assert load_inline("again", MODULE, extra_cflags=["-DVALUE=1"]) is first
+    second = load_inline("again", MODULE.replace("VALUE", "2"))
     assert (first.value(), second.value()) == (1, 2)
-
-
-def test_a_second_process_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_inline("kept", module("kept"), extra_cflags=["-DVALUE=3"])
-    for path in (tmp_path / "cache").rglob("*"):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])
-    with env.scope(ACCEL_JIT="0", PATH="/nowhere"):
-        assert load_inline("kept", module("kept"), extra_cflags=["-DVALUE=3"]).value() == 3
 
 
 def test_texts_are_one_file_and_errors_name_their_own_lines() -> None:
     with pytest.raises(CompileError) as caught:
-        load_inline("broken", [module("broken").replace("VALUE", "1"), "#include <Python.h>\nint wrong = nothing;\n"])
+        load_inline("broken", [MODULE.replace("VALUE", "1"), "#include <Python.h>\nint wrong = nothing;\n"])
     assert caught.value.diagnostic.startswith("cpp_sources[1]:2:")
     assert "nothing" in caught.value.diagnostic
 
@@ -78,7 +50,7 @@ def test_own_headers_are_found_from_the_current_directory(tmp_path: Path, monkey
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "value.h").write_text("#define VALUE 11\n")
     monkeypatch.chdir(tmp_path)
-    text = '#include "value.h"\n' + module("headed")
+    text = '#include "value.h"\n' + MODULE
     assert load_inline("headed", text, extra_include_paths=["include"]).value() == 11
     (tmp_path / "include" / "value.h").write_text("#define VALUE 12\n")
     assert load_inline("headed", text, extra_include_paths=["include"]).value() == 12
@@ -123,7 +95,7 @@ def test_a_builders_method_that_returns_no_list_is_named(method: str, value: obj
 
 
 def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
-    text = "// déjà vu\n" + module("accents")
+    text = "// déjà vu\n" + MODULE
     load = f"load_inline('accents', {text!a}, extra_cflags=['-DVALUE=4'])"
     code = f"from op_builder import load_inline; print({load}.value())"
     done = run_python(code, tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")

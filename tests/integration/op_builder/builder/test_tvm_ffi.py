@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from op_builder import Binding, CPUOpBuilder, env, load_inline
+from op_builder import Binding, env, load_inline
 from op_builder.builder.inline import GivenCUDABuilder, inline_texts
 from op_builder.cache.store import Cache
 from op_builder.errors import ArgumentError, IncompatibleOpError, LoadError
 from op_builder.load import resolver
 from op_builder.toolchains.tvm_ffi import tvm_ffi_library
 from tests.support.foreign_package import ROOT, run_python
+from tests.support.small_ops import SmallBuilder
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 SOURCE = """
 #include <tvm/ffi/tvm_ffi.h>
@@ -40,23 +42,9 @@ void fill_with(tvm::ffi::TensorView x, double value) {
 """
 
 
-class AddOneBuilder(CPUOpBuilder):
+class AddOneBuilder(SmallBuilder):
     NAME = "add_one"
     BINDING = Binding.TVM_FFI
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.directory = directory
-        self.cache = Cache(directory / "cache")  # type: ignore[misc]
-
-    def sources(self) -> list[str]:
-        return [str(self.directory / "add_one.cpp")]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path) -> Iterator[None]:
-    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
-        yield
 
 
 @pytest.fixture
@@ -65,9 +53,9 @@ def tvm_ffi() -> Any:
 
 
 @pytest.fixture
-def add_one(tmp_path: Path) -> AddOneBuilder:
-    (tmp_path / "add_one.cpp").write_text(SOURCE)
-    return AddOneBuilder(tmp_path)
+def add_one(tmp_path: Path, cache: Cache) -> AddOneBuilder:
+    (tmp_path / "small.cpp").write_text(SOURCE)
+    return AddOneBuilder(tmp_path, cache)
 
 
 def test_the_exported_functions_of_a_source(add_one: AddOneBuilder, tvm_ffi: Any) -> None:
@@ -87,7 +75,7 @@ def test_the_exported_functions_of_a_source(add_one: AddOneBuilder, tvm_ffi: Any
 
 def test_an_edited_source_loads_next_to_the_old_one(add_one: AddOneBuilder, tvm_ffi: Any) -> None:  # noqa: ARG001
     before = add_one.load()
-    (add_one.directory / "add_one.cpp").write_text(SOURCE.replace("+ 1", "+ 2"))
+    (add_one.directory / "small.cpp").write_text(SOURCE.replace("+ 1", "+ 2"))
     out = torch.empty(1)
     for module, value in ((add_one.load(), 2), (before, 1)):
         module.add_one(torch.zeros(1), out)

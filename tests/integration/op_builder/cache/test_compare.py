@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.cache.compare import nearest_miss
-from op_builder.cache.store import Cache
-from op_builder.load.resolver import Request
 from op_builder.report.collect import explain
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, copied
@@ -87,18 +84,3 @@ def test_another_compiler_is_named_with_both_versions(copy: SmallBuilder, tmp_pa
 
 def test_an_empty_cache_has_no_nearest_entry(small: SmallBuilder) -> None:
     assert explain(small)["miss"] == {"nearest": None, "differences": []}
-
-
-def test_a_header_of_this_project_is_named_from_its_top(
-    copy: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from op_builder import paths
-
-    native = tmp_path / "native"
-    (native / "csrc").mkdir(parents=True)
-    request = Request.of(copy)
-    roots = request.roots
-    monkeypatch.setattr(paths, "native_root", lambda: native)
-    moved = type(roots)({**roots.directories, "include0": str(native / "csrc")}, roots.spelled)
-    _, differences = nearest_miss(copy.cache.entries(), request.key, moved, Cache(tmp_path / "c").memo)
-    assert "csrc/torch_c/library.h was removed" in differences

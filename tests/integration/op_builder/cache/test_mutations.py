@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from op_builder import Binding, CUDAOpBuilder, OpBuilder
+from op_builder import Binding, CUDAOpBuilder
 from op_builder.cache import key as cache_key
 from op_builder.cache.store import Cache
-from op_builder.engine import commands
-from op_builder.system import torch_install
 from tests.support.compilers import needs_gxx
-from tests.support.small_ops import replace_content
+from tests.support.seeds import ENTRY
+from tests.support.small_ops import TorchBuilder, replace_content
 
 # The module's value() says what it was compiled from, part by part.
 MAIN = """
@@ -47,16 +45,12 @@ extern "C" const char number[];
 #ifndef DEFINED
 #define DEFINED 1
 #endif
-#ifndef FOR_MAIN
-#define FOR_MAIN 1
-#endif
 #define JOIN(a, b) a##b
 #define INIT(name) JOIN(PyInit_, name)
 int part();
-static int own = 1;
 static PyObject* value(PyObject*, PyObject*) {
-  return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "main", own, "part", part(), "beside", BESIDE,
-    "outer", OUTER, "nested", NESTED, "platform", PLATFORM, "defined", DEFINED, "for_main", FOR_MAIN);
+  return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i}", "part", part(), "beside", BESIDE,
+    "outer", OUTER, "nested", NESTED, "platform", PLATFORM, "defined", DEFINED);
 }
 static PyMethodDef methods[] = {{"value", value, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "mutated", nullptr, -1, methods};
@@ -67,8 +61,7 @@ TREE = {
     "op/main.cpp": MAIN,
     "op/part.cpp": "int part() { return 1; }\n",
     "op/beside.h": "#define BESIDE 1\n",
-    "op/stable.cpp": 'extern "C" __attribute__((visibility("default")))\n'
-    "int accel_register_library(const char*, char*, unsigned long) { return 0; }\n",
+    "op/stable.cpp": ENTRY,
     "op/kernel.cu": '#include "kernel.h"\n__global__ void kernel(int* x) { *x = KERNEL; }\n',
     "op/include/outer.h": '#include "nested.h"\n#define OUTER 1\n',
     "op/include/nested.h": "#define NESTED 1\n",
@@ -82,58 +75,27 @@ TREE = {
 }
 
 
-class MutatedBuilder(OpBuilder):
-    """An op all of whose parts can be changed; a plain Python module, which compiles in a moment."""
+class MutatedBuilder(TorchBuilder):
+    """A plain Python module, which compiles in a moment."""
 
     NAME = "mutated"
-    BUILD_VAR = "ACCEL_BUILD_MUTATED"
-    BINDING = Binding.TORCH
 
     def __init__(self, directory: Path, cache: Cache) -> None:
-        super().__init__(self.NAME)
-        self.directory = directory
-        self.cache = cache
+        super().__init__(directory, cache)
         self.files = ["main.cpp", "part.cpp"]
-        self.includes = ["first", "include"]
-        self.cxx_flags: list[str] = []
-        self.main_flags: list[str] = []
-        self.link_flags: list[str] = []
         self.libraries: list[str] = []
 
-    def absolute_name(self) -> str:
-        return "mutations.mutated"
-
-    def sources(self) -> list[str]:
-        return [str(self.directory / name) for name in self.files]
-
     def include_paths(self) -> list[str]:
-        return [str(self.directory / name) for name in self.includes]
-
-    def cxx_args(self) -> list[str]:
-        return self.cxx_flags
-
-    def source_args(self, source: str) -> list[str]:
-        return self.main_flags if source.endswith(("main.cpp", "stable.cpp")) else []
-
-    def extra_ldflags(self) -> list[str]:
-        return self.link_flags
+        return [str(self.directory / name) for name in ("first", "include")]
 
     def libraries_args(self) -> list[str]:
         return self.libraries
 
 
-class StableBuilder(MutatedBuilder):
-    """One on the Stable ABI."""
+class KernelBuilder(CUDAOpBuilder, MutatedBuilder):
+    """One on the Stable ABI with a kernel that is compiled and never run, so that it loads without a device."""
 
     BINDING = Binding.STABLE
-
-    def __init__(self, directory: Path, cache: Cache) -> None:
-        super().__init__(directory, cache)
-        self.files = ["stable.cpp"]
-
-
-class KernelBuilder(CUDAOpBuilder, StableBuilder):
-    """One with a kernel that is compiled and never run, so that it loads without a device."""
 
     def __init__(self, directory: Path, cache: Cache) -> None:
         super().__init__(directory, cache)
@@ -267,7 +229,7 @@ def flag(place: str, *flags: str) -> Change:
 
 
 def platform_of_CPATH(bench: Bench) -> None:
-    flag("cxx_flags", "-DWITH_PLATFORM")(bench)
+    flag("flags", "-DWITH_PLATFORM")(bench)
     environment(CPATH="{root}/platform")(bench)
 
 
@@ -318,7 +280,7 @@ def response_file(value: int, *flags: str, text: str = "-DDEFINED={value}") -> C
 
     def write(bench: Bench) -> None:
         replace_content(bench.path("flags.rsp"), text.format(value=value).encode())
-        flag("cxx_flags", *flags)(bench)
+        flag("flags", *flags)(bench)
 
     return write
 
@@ -389,70 +351,11 @@ def another_cpu(bench: Bench) -> None:
     cache_key.cpu_digest.cache_clear()
 
 
-# Changes of torch and Python, which are installed once here, so they are made where their facts are read ---------
-
-
-def torch_says(**facts: Any) -> Change:
-    def change(bench: Bench) -> None:
-        changed = torch_install.torch_install()._replace(**facts)
-        for module in (torch_install, cache_key):
-            bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
-
-    return change
-
-
-def torch_headers(extension: str = "one", version: str = "one") -> str:
-    """The text of an install record, with these hashes of a header of the C++ API and one of the Stable ABI."""
-    return (
-        f"torch/include/torch/extension.h,sha256={extension},1\n"
-        f"torch/include/torch/headeronly/version.h,sha256={version},1\n"
-    )
-
-
-def torch_with_an_install_record(bench: Bench) -> None:
-    """An install record that is not the real one: what a row writes into it says what is installed."""
-    version = torch_install.torch_install().version
-    record = bench.path(f"site/torch-{version}.dist-info/RECORD")
-    record.parent.mkdir(parents=True)
-    record.write_text(torch_headers())
-    changed = torch_install.torch_install()._replace(root=bench.path("site/torch"))
-    changed.root.mkdir()
-    for name in ("lib", "include"):
-        (changed.root / name).symlink_to(torch_install.torch_install().root / name)
-    bench.monkeypatch.setattr(torch_install, "torch_install", lambda: changed)
-
-
-def torch_record(text: str) -> Change:
-    return lambda bench: replace_content(next(bench.path("site").glob("*/RECORD")), text.encode())
-
-
-def stable_op_that_reads_a_header_of_torch(bench: Bench) -> None:
-    header = bench.path("torch/include/torch/read.h")
-    header.parent.mkdir(parents=True)
-    header.write_text("#define READ 1\n")
-    replace_content(
-        bench.path("op/stable.cpp"), b"#include <torch/read.h>\n" + bench.path("op/stable.cpp").read_bytes()
-    )
-    changed = torch_install.torch_install()._replace(root=bench.path("torch"))
-    changed.library_dir.symlink_to(torch_install.torch_install().library_dir)
-    for module in (cache_key, commands):
-        bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
-
-
-def python_says(suffix: str) -> Change:
-    return lambda bench: bench.monkeypatch.setitem(sysconfig.get_config_vars(), "EXT_SUFFIX", suffix)
-
-
-NEXT_PYTHON = python_says(".cpython-399-x86_64-linux-gnu.so")
-
-
 # Each compiles twice. These stand for the others of their kind.
 QUICK = (
-    "nested_header",
-    "new_header_in_an_earlier_include_directory",
-    "flag_of_one_source",
+    "link_to_a_header",
+    "header_that_was_missing",
     "flag_in_CXX",
-    "python_abi",
 )
 
 
@@ -460,22 +363,19 @@ QUICK = (
 @rows(
     slow=lambda name: name not in QUICK,
     # sources
-    first_source=Row(edited("op/main.cpp", "own = 1", "own = 2"), shows=("main",)),
+    second_source=Row(edited("op/part.cpp", "return 1", "return 2"), shows=("part",)),
     kernel_source=Row(edited("op/kernel.cu", "KERNEL;", "KERNEL + 1;"), builder=KernelBuilder),
     # headers
     nested_header=Row(edited("op/include/nested.h", "1", "2"), shows=("nested",)),
     link_to_a_header=Row(link("op/include/outer.h", "outer-2.h"), prepare=two_versions_of_outer, shows=("outer",)),
     # headers that come before others of their name
-    new_header_in_an_earlier_include_directory=Row(
-        written("op/first/outer.h", '#include "nested.h"\n#define OUTER 2\n'), shows=("outer",)
-    ),
     new_header_in_a_directory_named_by_a_flag=Row(
         written("empty/outer.h", '#include "nested.h"\n#define OUTER 2\n'),
-        prepare=flag("cxx_flags", "-I{root}/empty"),
+        prepare=flag("flags", "-I{root}/empty"),
         shows=("outer",),
     ),
     # flags
-    flag_of_one_source=Row(flag("main_flags", "-DFOR_MAIN=2"), shows=("for_main",)),
+    flag=Row(flag("flags", "-DDEFINED=2"), shows=("defined",)),
     static_library_behind_an_unchanged_flag=Row(archive(2), prepare=archive(1), shows=("part",)),
     linker_script=Row(linker_script(2), prepare=linker_script(1), shows=("part",)),
     flag_in_CXX=Row(
@@ -491,35 +391,28 @@ QUICK = (
     response_file=Row(response_file(2), prepare=response_file(1, "@{root}/flags.rsp"), shows=("defined",)),
     response_file_of_the_linker=Row(
         response_file(2, text="--defsym x={value}"),
-        prepare=both(response_file(1, text="--defsym x={value}"), flag("link_flags", "-Wl,@{root}/flags.rsp")),
+        prepare=both(response_file(1, text="--defsym x={value}"), flag("link", "-Wl,@{root}/flags.rsp")),
     ),
     file_that_the_assembler_takes_in=Row(
         lambda bench: replace_content(bench.path("number"), b"2"),
-        prepare=both(written("number", "1"), flag("cxx_flags", '-DTAKES_IN="{root}/number"')),
+        prepare=both(written("number", "1"), flag("flags", '-DTAKES_IN="{root}/number"')),
         shows=("defined",),
     ),
     specs_of_gcc=Row(
         lambda bench: replace_content(bench.path("specs"), b"%rename lib old_lib\n\n"),
-        prepare=both(written("specs", ""), flag("cxx_flags", "-specs={root}/specs")),
+        prepare=both(written("specs", ""), flag("flags", "-specs={root}/specs")),
     ),
     header_that_was_missing=Row(
-        written("op/first/optional.h", ""), prepare=flag("cxx_flags", '-DLOOKS_FOR="none.h"'), shows=("defined",)
+        written("op/first/optional.h", ""), prepare=flag("flags", '-DLOOKS_FOR="none.h"'), shows=("defined",)
     ),
     # compilers
     upgrade_behind_an_unchanged_wrapper=Row(upgrade_behind_the_wrapper, prepare=cxx_behind_a_wrapper),
     version_of_nvcc=Row(nvcc_answers("13.9.9"), builder=KernelBuilder),
     cuda_architectures=Row(environment(TORCH_CUDA_ARCH_LIST="8.0"), builder=KernelBuilder),
-    another_cpu_under_march_native=Row(another_cpu, prepare=flag("cxx_flags", "-march=native")),
-    # torch and Python
-    torch_header_that_a_stable_op_reads=Row(
-        edited("torch/include/torch/read.h", "1", "2"),
-        prepare=stable_op_that_reads_a_header_of_torch,
-        builder=StableBuilder,
-    ),
-    torch_headers_of_the_same_version=Row(
-        torch_record(torch_headers(extension="two")), prepare=torch_with_an_install_record
-    ),
-    python_abi=Row(NEXT_PYTHON),
+    # torch
+    torch_headers=Row(lambda bench: bench.monkeypatch.setattr(cache_key, "header_stamp", lambda _: "of another torch")),
+    # the machine
+    another_cpu_under_march_native=Row(another_cpu, prepare=flag("flags", "-march=native")),
 )
 def test_a_change_that_can_change_the_binary_compiles_anew_and_runs(bench: Bench, row: Row) -> None:
     row.prepare(bench)
@@ -545,14 +438,6 @@ def test_a_change_that_can_change_the_binary_compiles_anew_and_runs(bench: Bench
 # What changes nothing ------------------------------------------------------------------------
 
 
-def touched(*names: str) -> Change:
-    def touch(bench: Bench) -> None:
-        for name in names:
-            os.utime(bench.path(name), (1, 1))
-
-    return touch
-
-
 def reinstalled(bench: Bench) -> None:
     """All of the tree is unpacked anew: the same content with other inodes and times."""
     bench.path("op").rename(bench.path("old"))
@@ -573,8 +458,7 @@ def cache_moved(bench: Bench) -> None:
 
 @needs_gxx
 @rows(
-    slow=lambda name: name.startswith(("torch_", "ops_of", "another_")),
-    touched_headers=Row(touched("op/include/outer.h", "op/include/nested.h", "op/beside.h")),
+    slow=lambda name: name == "another_cpu",
     package_installed_again=Row(reinstalled),
     checkout_moved=Row(moved),
     cache_moved=Row(cache_moved),
@@ -582,14 +466,6 @@ def cache_moved(bench: Bench) -> None:
     locale=Row(environment(LANG="de_DE.UTF-8", LC_ALL="C.UTF-8", LANGUAGE="de")),
     number_of_jobs=Row(environment(MAX_JOBS="3", ACCEL_MAX_JOBS="2", ACCEL_COMPILE_TIMEOUT_S="600")),
     another_cpu=Row(another_cpu),
-    python_abi_for_a_stable_op=Row(NEXT_PYTHON, builder=StableBuilder),
-    torch_installed_again=Row(torch_record(torch_headers()), prepare=torch_with_an_install_record),
-    torch_headers_that_a_stable_op_does_not_read=Row(
-        torch_record(torch_headers(extension="two", version="two")),
-        prepare=torch_with_an_install_record,
-        builder=StableBuilder,
-    ),
-    torch_version_of_a_stable_op=Row(torch_says(version="2.99.0"), builder=StableBuilder),
 )
 def test_a_change_that_cannot_change_the_binary_compiles_nothing(bench: Bench, row: Row) -> None:
     row.prepare(bench)

@@ -48,29 +48,19 @@ print(sys.getfilesystemencoding(), ascii(stale))
 """
 
 
-def compiled_locale(charmap: str, directory: Path) -> dict[str, str]:
-    """The variables of a Chinese locale in an old encoding."""
-    language = {"GBK": "zh_CN"}[charmap]
+@pytest.mark.slow
+def test_a_changed_header_is_noticed_in_a_locale_of_another_encoding(tmp_path: Path) -> None:
     localedef = shutil.which("localedef")
     if localedef is None or not Path("/usr/share/i18n/charmaps").is_dir():
         pytest.skip("no localedef, or no charmaps")
-    name = f"{language}.{charmap}"
-    subprocess.run([localedef, "-c", "-i", language, "-f", charmap, str(directory / name)], capture_output=True)
-    return {"LOCPATH": str(directory), "LC_ALL": name}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("locale", "encoding"),
-    [("C.UTF-8", "utf-8"), ("GBK", "gbk")],
-)
-def test_a_changed_header_is_noticed(tmp_path: Path, locale: str, encoding: str) -> None:
-    variables = {"LC_ALL": locale} if locale.startswith("C") else compiled_locale(locale, tmp_path)
-    environment = {**os.environ, **variables, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf8"}
+    command = [localedef, "-c", "-i", "zh_CN", "-f", "GBK", str(tmp_path / "zh_CN.GBK")]
+    subprocess.run(command, capture_output=True, check=False)
+    variables = {"LOCPATH": str(tmp_path), "LC_ALL": "zh_CN.GBK", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, **variables, "PYTHONIOENCODING": "utf8"}
     root = tmp_path / "root"
     root.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(root)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split(maxsplit=1) == [encoding, "[]\n"]
+    assert done.stdout.split(maxsplit=1) == ["gbk", "[]\n"]

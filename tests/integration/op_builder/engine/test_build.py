@@ -15,6 +15,8 @@ from op_builder import env
 from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError
 from op_builder.load import resolver
+from op_builder.report.collect import op_row
+from op_builder.report.machine import environment
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added
 
@@ -116,6 +118,7 @@ def test_jit_forbidden_says_what_it_would_have_needed_and_what_changed(small: Sm
 def test_no_compiler_is_an_incompatible_op_with_the_remedy(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     assert not small.is_compatible()
     assert "apt-get install g++" in str(small.error_log)
+    assert "No C++ compiler" in environment()["toolchains"]["c++"]["error"]
     with pytest.raises(IncompatibleOpError, match=r"No C\+\+ compiler"):
         small.load()
 
@@ -142,10 +145,14 @@ def test_a_wrong_source_is_named(small: SmallBuilder) -> None:
         small.plan()
 
 
-@pytest.mark.parametrize("variable", ["ACCEL_CACHE_MAX_MIB", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"])
-def test_a_wrong_setting_is_an_error_before_anything_is_compiled(small: SmallBuilder, variable: str) -> None:
-    with env.scope(**{variable: "4G"}), pytest.raises(AccelError, match=f"{variable}='4G'"):
-        small.load()
+@pytest.mark.parametrize("variable", ["ACCEL_CACHE_MAX_MIB", "ACCEL_JIT", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"])
+def test_a_wrong_setting_is_a_reason_and_an_error_before_anything_is_compiled(
+    small: SmallBuilder, variable: str
+) -> None:
+    with env.scope(**{variable: "4G"}):
+        assert f"{variable}='4G'" in op_row(small).reason or variable == "ACCEL_CACHE_MAX_MIB"
+        with pytest.raises(AccelError, match=f"{variable}='4G'"):
+            small.load()
     assert small.cache.entries() == []
 
 

@@ -17,10 +17,10 @@ from op_builder.build import Outcome, build_all, main
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
-from tests.support.compilers import EndlessCompiler, needs_gxx, program, wait_until
+from tests.support.compilers import EndlessCompiler, needs_gxx, program
+from tests.support.foreign_package import ROOT, python
+from tests.support.launching import wait_until
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 class _Every:
@@ -162,9 +162,8 @@ def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Pa
 @needs_gxx
 def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
     program(tmp_path / "cxx", 'case "$*" in *adam*) set -- "$@" -include nowhere.h;; esac\nexec g++ "$@"')
-    environment = env.child_environment(CXX=str(tmp_path / "cxx"), ACCEL_CACHE_DIR=str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "op_builder.build", "cpu_adam"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    variables = {"CXX": str(tmp_path / "cxx"), "ACCEL_CACHE_DIR": str(tmp_path / "cache")}
+    done = python("-m", "op_builder.build", "cpu_adam", **variables)
     assert done.returncode == 1
     seen = "\n".join(done.stdout.splitlines()[-10:])
     assert "fatal error: nowhere.h" in seen

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
 from op_builder.errors import IncompatibleOpError
 from tests.support.compilers import program
-from tests.support.foreign_package import ROOT
-from tests.support.seeds import ENTRY
+from tests.support.foreign_package import python
+from tests.support.seeds import ENTRY, OWN_BUILDER
 from tests.support.small_ops import SmallBuilder, added
 
 # Its init function needs torch, so it is tried in a child that imports torch.
@@ -32,15 +29,6 @@ print(load_inline("m", text).__name__)
 
 # The console script.
 RUN = "import sys\nfrom op_builder.__main__ import run\nsys.exit(run())\n"
-# An op of another package, beside the script.
-OWN = """
-from op_builder import Binding, OpBuilder
-class OwnBuilder(OpBuilder):
-    NAME = "own"
-    BINDING = Binding.STABLE
-    def sources(self):
-        return ["own.cpp"]
-"""
 STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
 INSTALLED = ("torch", "op_builder", "numpy", "sympy", "typing_extensions", "psutil", "ninja", "packaging", "setuptools")
 
@@ -52,13 +40,10 @@ def run_among_planted_files(tmp_path: Path, text: str, *arguments: str) -> None:
     script = tmp_path / "scripts" / "load.py"
     script.parent.mkdir()
     script.write_text(text)
-    (script.parent / "own.py").write_text(OWN)
+    (script.parent / "own.py").write_text(OWN_BUILDER)
     (script.parent / "own.cpp").write_text(ENTRY)
-    variables = env.child_environment(
-        PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(tmp_path / "cache"), ACCEL_ACCELERATOR="cpu"
-    )
-    command = [sys.executable, str(script), *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    variables = {"ACCEL_CACHE_DIR": str(tmp_path / "cache"), "ACCEL_ACCELERATOR": "cpu"}
+    done = python(script, *arguments, cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 

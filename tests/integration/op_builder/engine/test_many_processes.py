@@ -15,7 +15,7 @@ from op_builder.cache.store import Cache
 from op_builder.engine.build import BuildOptions
 from op_builder.errors import BuildCancelled
 from op_builder.load.resolver import Request, compile_now
-from tests.support.compilers import fake_compiler
+from tests.support.compilers import needs_gxx, program
 from tests.support.processes import endless_builder, quick, race, wait_for
 
 
@@ -60,10 +60,12 @@ def test_waiting_for_another_process_can_be_cancelled(tmp_path: Path, cache: Cac
         wait_for([builder])
 
 
+@needs_gxx
 def test_a_long_build_is_reported(tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
     steps: list[str] = []
     options = BuildOptions(progress=lambda _done, _total, step: steps.append(step))
-    with env.scope(CXX=fake_compiler(tmp_path / "bin" / "g++", "sleep 4")):
+    compiler = program(tmp_path / "bin" / "g++", 'case "$*" in *small.cpp*) sleep 4;; esac\nexec g++ "$@"')
+    with env.scope(CXX=str(compiler)):
         compile_now(Request.of(quick(tmp_path / "op", cache)), options)
     assert steps
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
 from op_builder.build import main
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT
+from tests.support.foreign_package import ROOT, python
 
 BUILDERS = """
 from op_builder import Binding, CPUOpBuilder
@@ -89,17 +87,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "op_builder.build", *arguments, "--json"],
-        cwd=project,
-        env=env.child_environment(
-            PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(project / "cache"), ACCEL_ACCELERATOR="cpu"
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    variables = {"ACCEL_CACHE_DIR": str(project / "cache"), "ACCEL_ACCELERATOR": "cpu"}
+    return python("-m", "op_builder.build", *arguments, "--json", cwd=project, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +121,8 @@ def test_a_program_without_python_calls_the_op(library: str, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_an_aotinductor_package_calls_the_op(library: str, tmp_path: Path) -> None:
     for code in (MODEL, USES_MODEL):
-        done = subprocess.run(
-            [sys.executable, "-c", code, library, str(tmp_path / "model.pt2")],
-            env=env.child_environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor")),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
+        arguments = ("-c", code, library, tmp_path / "model.pt2")
+        done = python(*arguments, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
         assert done.returncode == 0, done.stderr
 
 

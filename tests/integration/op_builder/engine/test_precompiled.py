@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from op_builder import OpBuilder, env
+from op_builder import env
 from op_builder.build import main
+from op_builder.builder.inline import GivenBuilder
 from op_builder.cache.store import Cache, Entry
 from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions
@@ -21,29 +23,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return 1; }); }
 """
 
 
-class TextBuilder(OpBuilder):
-    NAME = "text"
-
-    def __init__(self, cache: Cache, *flags: str, include_dirs: tuple[Path, ...] = ()) -> None:
-        super().__init__()
-        self.cache = cache  # type: ignore[misc]
-        self.flags = list(flags)
-        self.include_dirs = include_dirs
-
-    def sources(self) -> list[str]:
-        return []
-
-    def source_texts(self) -> dict[str, str]:
-        return {"text.cpp": TEXT}
-
-    def include_paths(self) -> list[str]:
-        return list(map(str, self.include_dirs))
-
-    def cxx_args(self) -> list[str]:
-        return self.flags
+def text_builder(cache: Cache, *flags: str, include_dirs: Sequence[str] = ()) -> GivenBuilder:
+    builder = GivenBuilder("text", {"text.cpp": TEXT}, cxx_flags=flags, include_dirs=include_dirs)
+    builder.cache = cache  # type: ignore[misc]
+    return builder
 
 
-def offered(builder: TextBuilder, staging: Path) -> bool:
+def offered(builder: GivenBuilder, staging: Path) -> bool:
     request = Request.of(builder)
     assert request.toolset is not None
     staging.mkdir()
@@ -52,7 +38,7 @@ def offered(builder: TextBuilder, staging: Path) -> bool:
 
 @pytest.mark.parametrize(("flag", "same"), [("-O3", True), ("-Wall", True), ("-DX=1", True), ("-fopenmp", False)])
 def test_only_flags_that_gcc_insists_on_ask_for_another_header(cache: Cache, flag: str, same: bool) -> None:
-    plain, other = (precompiled.header_plan(TextBuilder(cache, *flags).plan()) for flags in ((), (flag,)))
+    plain, other = (precompiled.header_plan(text_builder(cache, *flags).plan()) for flags in ((), (flag,)))
     assert (plain == other) is same
 
 
@@ -63,7 +49,7 @@ def test_another_compiler_is_refused(cache: Cache, tmp_path: Path) -> None:
     )
     clang.chmod(0o755)
     with env.scope(CXX=str(clang)):
-        request = Request.of(TextBuilder(cache))
+        request = Request.of(text_builder(cache))
         assert request.toolset is not None
         with pytest.raises(ToolchainError, match="is not GCC"):
             precompiled.precompile(request.plan, request.toolset, cache)
@@ -81,7 +67,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Entry:
 
 @pytest.mark.slow
 def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, cache: Cache, tmp_path: Path) -> None:
-    with_header = TextBuilder(Cache(header.directory.parents[4]))
+    with_header = text_builder(Cache(header.directory.parents[4]))
     assert offered(with_header, tmp_path / "staging")
     request = Request.of(with_header)
     assert request.toolset is not None
@@ -92,13 +78,13 @@ def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, ca
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"! {PRECOMPILED_DIRECTORY}/torch/extension.h.gch"), "GCC says which one it takes"
     built = compile_now(request, BuildOptions(force=True))
-    assert built.digest == compile_now(Request.of(TextBuilder(cache))).digest
+    assert built.digest == compile_now(Request.of(text_builder(cache))).digest
 
 
 @pytest.mark.slow
 def test_an_op_with_a_pybind11_of_its_own_is_compiled_without(header: Entry, tmp_path: Path) -> None:
     cache = Cache(header.directory.parents[4])
     (tmp_path / "include" / "common").mkdir(parents=True)
-    assert offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "one")
+    assert offered(text_builder(cache, include_dirs=[str(tmp_path / "include")]), tmp_path / "one")
     (tmp_path / "include" / "pybind11").mkdir()
-    assert not offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "two")
+    assert not offered(text_builder(cache, include_dirs=[str(tmp_path / "include")]), tmp_path / "two")

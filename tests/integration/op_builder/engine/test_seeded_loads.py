@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from op_builder import Binding
 from op_builder.cache.store import Cache
 from op_builder.errors import LoadError
+from tests.support.compilers import shared_library
 from tests.support.seeds import ENTRY, MODULE, Seed, fails, table
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
@@ -94,26 +94,13 @@ def test_a_binary_that_waits_for_ever_when_opened_is_stopped_and_named(
     fails(seed, seed.builder(tmp_path / "op", cache))
 
 
-@pytest.fixture
-def acme(tmp_path: Path) -> Path:
-    """A shared library in a directory that the dynamic loader does not search."""
-    library = tmp_path / "lib" / "libacme.so"
-    library.parent.mkdir()
-    (tmp_path / "acme.cpp").write_text("int acme() { return 1; }\n")
-    command = ["g++", "-shared", "-fPIC", str(tmp_path / "acme.cpp"), "-o", str(library)]
-    subprocess.run(command, check=True)
-    return library
-
-
-USES_ACME = f"int acme();\nint x = acme();\n{ENTRY}"
-
-
-def test_a_library_found_by_the_linker_alone_is_named(acme: Path, tmp_path: Path, cache: Cache) -> None:
+def test_a_library_found_by_the_linker_alone_is_named(tmp_path: Path, cache: Cache) -> None:
+    shared_library(tmp_path / "libacme.so", "int acme() { return 1; }\n")
     seed = Seed(
-        {"small.cpp": USES_ACME},
+        {"small.cpp": f"int acme();\nint x = acme();\n{ENTRY}"},
         ("small.so does not load", "libacme.so: cannot open shared object file"),
         "-Wl,-rpath,DIR",
-        link=(f"-L{acme.parent}", "-lacme"),
+        link=(f"-L{tmp_path}", "-lacme"),
         raises=LoadError,
     )
     fails(seed, seed.builder(tmp_path / "op", cache))

@@ -21,8 +21,6 @@ from op_builder.load import loader
 from tests.support.foreign_package import run_python
 from tests.support.small_ops import SmallBuilder, added, copied, make_small, replace_content
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-
 
 @pytest.fixture
 def small(built: Path, tmp_path: Path) -> SmallBuilder:
@@ -71,7 +69,6 @@ def exit_status_of_child(work: Callable[[], bool]) -> int:
         os._exit(0 if worked else 1)
 
 
-@needs_fork
 def test_a_forked_child_uses_the_loaded_op_and_loads_others(small: SmallBuilder, tmp_path: Path) -> None:
     op = small.load()
     other = make_small(tmp_path / "other", small.cache, amount="7.0f")
@@ -198,7 +195,6 @@ def test_the_class_of_an_ops_error_does_not_depend_on_torch(tmp_path: Path, smal
         op.fail.default(0)
 
 
-@needs_fork
 def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder) -> None:
     small.load()
     is_loading, release = threading.Event(), threading.Event()

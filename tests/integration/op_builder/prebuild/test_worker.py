@@ -6,13 +6,9 @@ import hashlib
 import json
 import os
 import platform
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
-import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +26,7 @@ from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
 from tests.support.compilers import needs_gxx
+from tests.support.foreign_package import install
 from tests.support.small_ops import STABLE_SOURCE
 
 ROOT = Path(op_builder.__file__).parents[1]
@@ -115,19 +112,17 @@ class Tree:
         self.name = f"acme_{uuid.uuid4().hex}"
         self.package = root / self.name
         self.prebuilt = self.package / "_prebuilt"
-        kernels = self.package / "kernels"
-        kernels.mkdir(parents=True)
-        (self.package / "__init__.py").touch()
-        (self.package / "builders.py").write_text(builders)
         # Unique content: no test finds another's binary in the cache.
-        (kernels / "add.cpp").write_text(f"{STABLE_SOURCE}\n// {self.name}\n")
-        (kernels / "amount.h").write_text("#define AMOUNT 3.0f\n")
-        (kernels / "module.cpp").write_text(f"{MODULE_SOURCE}\n// {self.name}\n")
-        (kernels / "broken.cpp").write_text("#error broken on purpose\n")
-        record = root / f"{self.name}-1.0.dist-info"
-        record.mkdir()
-        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {self.name}\nVersion: 1.0\n")
-        (record / "entry_points.txt").write_text(f"[op_builder.ops]\nacme = {self.name}.builders\n")
+        files = {
+            "__init__.py": "",
+            "builders.py": builders,
+            "kernels/add.cpp": f"{STABLE_SOURCE}\n// {self.name}\n",
+            "kernels/amount.h": "#define AMOUNT 3.0f\n",
+            "kernels/module.cpp": f"{MODULE_SOURCE}\n// {self.name}\n",
+            "kernels/broken.cpp": "#error broken on purpose\n",
+        }
+        entry_points = f"[op_builder.ops]\nacme = {self.name}.builders\n"
+        install(root, self.name, {f"{self.name}/{path}": text for path, text in files.items()}, entry_points)
 
     @property
     def index(self) -> dict[str, Any]:
@@ -321,57 +316,3 @@ def test_an_op_that_cannot_be_built_for_the_platform_is_an_error(
     monkeypatch.setattr("op_builder.toolchains.packaged.packaged_command", lambda *_: None)
     with env.scope(ACCEL_BUILD_TARGET="macosx_arm64"), pytest.raises(AccelError, match=reason):
         worker.prebuild(ROOT, BuildRequest(False, {f"ACCEL_BUILD_{op}": True}))
-
-
-@needs_gxx
-@pytest.mark.slow
-def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
-    # A compiler that never ends. It and its child keep a pipe open, so its end is seen as the end of the pipe.
-    pipe, compiler = tmp_path / "pipe", tmp_path / "slow-g++"
-    os.mkfifo(pipe)
-    compiling = f"exec 9>{pipe}; echo started >&9; sleep 1000 & wait"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac\n')
-    compiler.chmod(0o755)
-    tree = Tree(tmp_path / "project", ADD)
-    (tree.root / "pyproject.toml").write_text(
-        textwrap.dedent(f"""
-        [project]
-        name = "acme"
-        version = "1.0"
-        [project.entry-points."op_builder.ops"]
-        acme = "{tree.name}.builders"
-        [tool.setuptools]
-        packages = ["{tree.name}"]
-        package-data = {{ "*" = ["kernels/*"] }}
-        """)
-    )
-    for place in ("tmp", "out"):
-        (tmp_path / place).mkdir()
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with subprocess.Popen(
-        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
-        cwd=tree.root,
-        env=env.child_environment(
-            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
-            CXX=str(compiler),
-            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
-            TMPDIR=str(tmp_path / "tmp"),
-            ACCEL_BUILD_OPS="1",
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert select.select([reader], [], [], 300)[0]
-        assert os.read(reader, 99).startswith(b"started")
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "acme_add: [" not in output
-    while select.select([reader], [], [], 300)[0] and os.read(reader, 99):
-        pass  # until no compiler has the pipe open
-    assert list((tmp_path / "out").iterdir()) == []
-    assert list((tmp_path / "tmp").iterdir()) == []
-    assert not tree.prebuilt.exists()
-    assert Cache(tmp_path / "cache").entries() == []

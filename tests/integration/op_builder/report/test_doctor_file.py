@@ -15,7 +15,7 @@ import torch
 from op_builder.cache.store import Cache
 from op_builder.report import doctor
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT
+from tests.support.foreign_package import python
 from tests.support.small_ops import make_small
 
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
@@ -121,8 +121,7 @@ def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cac
         "assert sys.argv[1] not in open('/proc/self/maps').read()\n"
         "sys.exit(status)"
     )
-    command = [sys.executable, "-c", code, str(entry.artifact), "--torch", "2.10,2.99"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-c", code, entry.artifact, "--torch", "2.10,2.99")
     assert done.returncode == 0, done.stderr
     assert "torch      2.10 and newer (known up to " in done.stdout
     assert "an op of this library chooses its kernels when it is loaded" in done.stdout
@@ -142,8 +141,7 @@ def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cac
 )
 def test_bad_input_is_one_line_and_status_2(before: str, arguments: list[str], message: str) -> None:
     code = f"import sys\n{before}\nfrom op_builder.report.doctor import main\nsys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-c", code, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

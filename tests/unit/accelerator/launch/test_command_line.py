@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -24,7 +23,6 @@ from accelerator.launch.remote import commands
 from accelerator.launch.topology import read_caches, read_topology
 from op_builder import env
 from tests.support.kernel_files import Made, write_files
-from tests.support.launching import ROOT
 
 Capture = pytest.CaptureFixture[str]
 
@@ -80,18 +78,11 @@ def test_two_dashes_end_the_options() -> None:
     assert parse(["--num_gpus", "2", "--nnodes", "1", "x.py"]).num_accelerators == 2
 
 
-def test_the_console_script_exists() -> None:
-    declared = (ROOT / "pyproject.toml").read_text()
-    (target,) = re.findall(r'^accel-launch = "([\w.]+):(\w+)"$', declared, re.MULTILINE)
-    assert getattr(importlib.import_module(target[0]), target[1]) is command_line.run
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("", "no script was given"),
         ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
-        ("--num-accelerator=2 x.py", "unknown option --num-accelerator; did you mean --num_accelerators?"),
         ("--num_accelerators 0 x.py", "expected a whole number of at least 1, or -1 for all, not '0'"),
         ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, or -1 for all, not"),
         ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
@@ -99,7 +90,6 @@ def test_the_console_script_exists() -> None:
         (f"{'y' * 300}.py", "Script yyy"),  # the system refuses the name
         ("y.py", "Script y.py does not exist. Remedy: Correct its path, or add --module for a module"),
         ("--log_dir hosts/logs x.py", "hosts/logs cannot be created on "),
-        ("--launcher rsh x.py", "invalid choice: 'rsh'"),
         ("--launcher pdsh --launcher_args=-f8 x.py", "use --launcher ssh, with ssh's options in --launcher_args"),
         ("--save-pid x.py", "--save-pid is not supported: no file is written; the process that you start is"),
         ("--autotuning run x.py", "run DeepSpeed's own command"),
@@ -125,7 +115,6 @@ def test_the_console_script_exists() -> None:
         ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh requires a hostfile"),
         ("--max_restarts 1 --launcher openmpi x.py", "only torch's agent restarts ranks"),
         ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
-        ("--num_nodes 2 --node_rank 1 --launcher slurm x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
         ("--num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
         ("--dry_run --hostfile local x.py", "or add --master_addr"),
         ("--dry_run --hostfile unequal --launcher mpich x.py", "use --launcher ssh"),
@@ -294,6 +283,7 @@ def test_command_lines_contain_no_values_of_variables(launcher: str) -> None:
     Path(".accel_env").write_text("TOKEN='of the file'\n")
     with env.scope(PYTHONPATH="/of the shell", OTHER="of no concern"):
         job = command_line.make_job(parse(["--hostfile", "hosts", "--launcher", launcher, "t.py"]))
+    assert "of the" not in job.to_json(), "which ranks get in their command lines"
     for command in commands(job, Path.cwd()):
         assert not [word for word in command.command if "of the" in word]
         sent = command.variables if command.sent is None else command.sent
@@ -313,14 +303,6 @@ def test_the_users_option_for_hydras_variables_replaces_ours(own: str, capsys: C
         written = dry_run(capsys, "--launcher", launcher, f"--launcher_args={own}", "t.py")
         assert written.count("-genv") == 1
         assert f" {own} " in written
-
-
-def test_a_dry_run_reports_that_this_host_is_too_small(capsys: Capture) -> None:
-    Path("hosts").write_text("a slots=16\nb slots=16\n")
-    for launcher in ("ssh", "slurm"):
-        written = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--bind_cores_to_rank", "t.py")
-        assert f"launcher: {launcher}, 32 ranks on 2 hosts" in written
-        assert "not possible on this host: 16 ranks cannot be bound to 8 CPUs" in written
 
 
 @pytest.mark.parametrize(
@@ -347,9 +329,7 @@ def test_mpi_launchers_get_one_command_with_their_binding_disabled(
     ("text", "first"),
     [
         ("node07", "node07"),
-        ("a,b", "a"),
         ("node[07-09,12],gpu1", "node07"),
-        ("n[3]", "n3"),
         ("n[1-2]-ib", "n1-ib"),
         ("rack[0,2]n[01,03]-ib,login[1-2]", "rack0n01-ib"),
         ("", ""),
@@ -388,14 +368,6 @@ def test_bindings_for_other_launchers(output: str, expected: str, capsys: Captur
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize(("output", "shown"), [("text", "socket 1"), ("taskset", "")])
-def test_the_topology_is_shown_even_if_the_ranks_do_not_fit(output: str, shown: str, capsys: Capture) -> None:
-    assert main(["--show-topology", "--format", output, "--num_accelerators", "9"]) == 2
-    written = capsys.readouterr()
-    assert shown in written.out
-    assert "9 ranks cannot be bound to 8 CPUs" in written.err
-
-
 def test_a_program_gets_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("op_builder.system.cgroups.HostFiles", command_line.HostFiles)
     first, second = plan_binding(2)
@@ -410,11 +382,9 @@ def test_a_program_gets_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (0, None, "plan_binding: ranks is 0"),
         (True, None, "plan_binding: ranks is True"),
-        ("2", None, "plan_binding: ranks is '2'"),
         (10**6, None, "1000000 ranks cannot be bound to"),
         (1, "4-", "expected numbers and ranges of CPUs"),
         (1, ["0"], "plan_binding: cpus is ['0']"),
-        (1, 5, "plan_binding: cpus is 5"),
         (1, {99999}, "this process may not use: 99999"),
         (1, set(), "1 ranks cannot be bound to 0 CPUs"),
     ],

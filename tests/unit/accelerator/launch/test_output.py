@@ -133,14 +133,6 @@ def test_a_long_line_is_copied_in_pieces(pipe: Pipe) -> None:
     wait_until(lambda: pipe.has_received("") or len(pipe.received) >= 1 << 16)
 
 
-def test_finish_copies_the_rest(pipe: Pipe) -> None:
-    """Although another process holds the pipe."""
-    for number in range(100):
-        pipe.write(f"{number}\nand")
-        pipe.relay.finish()
-        assert pipe.has_received("") or pipe.received.endswith(f"{number}\nand")
-
-
 def test_a_failure_is_removed_from_the_output() -> None:
     failures: list[Failure] = []
     pipe = Pipe(failures=failures)

@@ -219,10 +219,3 @@ def test_settings_that_bind_all_ranks_to_the_same_cpus_are_refused(name: str, va
 )
 def test_settings_that_respect_the_mask_are_accepted(name: str, value: str) -> None:
     assert plan({name: value}).notes == ()
-
-
-def test_the_description_of_many_ranks_is_shortened() -> None:
-    topology = Topology(tuple(Core((c,), 0) for c in range(64)), (), frozenset(range(64)), None, None, "")
-    lines = plan({}, host=host_of("localhost", 64), topology=topology).lines()
-    assert len(lines) == 17
-    assert "48 more ranks" in lines[-1]

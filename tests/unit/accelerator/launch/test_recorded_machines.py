@@ -13,7 +13,7 @@ import pytest
 from accelerator.launch.binding import parse_core_list, plan_binding
 from accelerator.launch.topology import read_caches, read_topology
 from op_builder.system.cgroups import HostFiles, parse_index_list
-from tests.support.kernel_files import deal, write_files
+from tests.support.kernel_files import checked_bindings, deal, write_files
 
 RECORDED = json.loads((Path(__file__).resolve().parent / "recorded" / "machines.json").read_text())
 AFFINITY = {"opteron865_8x2": "0-6,12-15"}  # of the job that recorded it
@@ -77,13 +77,10 @@ def test_counts_match_hwloc_and_ranks_share_no_cores(tmp_path: Path, name: str) 
     nodes = {node.number for node in topology.numa_nodes if node.cpus & topology.allowed_cpus}
     cores = [cpus for cpus in usable if cpus]
     assert (len(sockets), len(nodes), len(cores), len(topology.allowed_cpus)) == COUNTS[name]
-    memory = {node.number for node in topology.memory_nodes}
     for ranks in {1, 2, 3, len(nodes)}:
-        bindings = plan_binding(topology, ranks)
-        used = [cpu for binding in bindings for cpu in binding.cpus]
-        assert len(used) == len(set(used))
-        assert set(used) <= {min(cpus) for cpus in cores}, "hyper-threads stay free while there are cores"
-        assert all(set(binding.memory.nodes) <= memory for binding in bindings)
+        used = {cpu for binding in checked_bindings(topology, ranks) for cpu in binding.cpus}
+        assert used <= {min(cpus) for cpus in cores}, "hyper-threads stay free while there are cores"
+        assert len(used) >= len(cores) // ranks * ranks * 7 / 8, "an eighth, and what does not divide, may idle"
 
 
 @pytest.mark.parametrize(("name", "ranks", "expected"), BINDINGS, ids=[case[0] for case in BINDINGS])

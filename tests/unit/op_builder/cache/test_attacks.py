@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import CacheError, EnvironmentValueError
 from op_builder.ops.io.tensor_store_files import StoreFiles
 from tests.support.entries import find, publish, set_used
-from tests.support.processes import fork, wait_for
+from tests.support.users import place_for_all, run_as
 
 FOLDERS = [*GENERATED, "ops/small", "sycl_kernels/1"]
 NAMES = ("notes.md", "data.bin", "poetry.lock", "x.json", "run.log", ".x.partial", "dataset/data.bin")
@@ -310,60 +308,19 @@ def test_entries_of_another_format_are_kept_apart_listed_and_cleared(
     assert find(cache) == entry
 
 
-@only_root
-def test_a_cache_that_cannot_be_read_is_no_empty_one(shareable: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    publish(Cache(shareable))
-
-    def look() -> None:
-        for command in (["list"], ["verify"], ["clear"], ["prune", "--unused"], ["info", "small"]):
-            assert main([*command, "--directory", str(shareable)]) == 2
-
-    as_user(ANOTHER, look)
-    assert capfd.readouterr().err.count("cannot be read: Permission denied") == 5
+LOOK = """
+from op_builder.cache.__main__ import main
+for command in (["list"], ["verify"], ["clear"], ["prune", "--unused"], ["info", "small"]):
+    assert main(command) == 2
+"""
 
 
-# Sharing ------------------------------------------------------------------------------------
-
-
-def as_user(user: int, work: Callable[[], Any], *, group: int = 0) -> None:
-    """Do ``work`` in a child process as another user, who is in ``group``; its assertions count."""
-
-    def become() -> None:
-        os.setgroups([])
-        os.setgid(group or user)
-        os.setuid(user)
-        work()
-
-    assert wait_for([fork(become)]) == [0]
-
-
-@pytest.fixture
-def shareable(tmp_path: Path) -> Iterator[Path]:
-    """A directory that every user can reach."""
-    place = Path(f"/tmp/{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]}")
-    place.mkdir(mode=0o755)
-    yield place / "cache"
-    shutil.rmtree(place)
-
-
-@only_root
-def test_a_cache_that_a_member_made_is_used_by_those_who_trust_that_member(
-    shareable: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def make() -> None:
-        assert main(["init", "--shared", "4242", "--directory", str(shareable)]) == 0
-        publish(Cache(shareable))
-
-    def load() -> None:
-        assert find(Cache(shareable)) is None
-        with env.scope(ACCEL_CACHE_TRUST=str(ANOTHER)):
-            assert find(Cache(shareable)) is not None
-            publish(Cache(shareable), flags="second")
-
-    shareable.parent.chmod(0o777)
-    as_user(ANOTHER, make, group=4242)
-    assert f"ACCEL_CACHE_TRUST={ANOTHER}" in capfd.readouterr().out
-    as_user(ANOTHER + 1, load, group=4242)
+def test_a_cache_that_cannot_be_read_is_no_empty_one() -> None:
+    with place_for_all() as place:
+        publish(Cache(place / "cache"))
+        done = run_as(ANOTHER, LOOK, ACCEL_CACHE_DIR=str(place / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cannot be read: Permission denied") == 5
 
 
 def test_a_group_that_no_system_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,37 +400,3 @@ def test_a_relative_home_is_named() -> None:
     assert "ACCEL_CACHE_DIR" in caught.value.remedy
     with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME="relative", HOME="/"):
         assert Cache().root == Path("/.cache/accel-ops")
-
-
-def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    for name in ("sweep", "make_directory", "sign_of_life"):
-        with monkeypatch.context() as failing:
-            failing.setattr(f"op_builder.cache.staging.{name}", fail)
-            with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):
-                pass
-    assert list((cache.home / "staging").iterdir()) == []
-
-
-def test_names_close_to_generated_ones_are_left_and_not_damage(cache: Cache) -> None:
-    entry, digest = publish(cache), "0123456789abcdef" * 2
-    names = (
-        *(f"memo/{name}" for name in (f"{digest.upper()}.json", f"x{digest}.json", f"{digest}.json\n", ".staged-abc")),
-        *(f"locks/{name}" for name in (f"x-{digest}.lock~", f"-{digest}.lock", f"x y-{digest}.lock")),
-        *(f"logs/{name}" for name in ("x-20260101-000000-1.log.gz", "x y-20260101-000000-1.log")),
-        *(f"staging/{name}/x" for name in ("a@b@1", "a@b@x@abcdefgh", "a@b@1@abcdefgh.bak", "a@b@1@abcdefgh\n")),
-        *(f"rejected/{name}/x" for name in (digest, f"{digest}-x", f"{digest}-abcdefgh.old")),
-        *(f"sycl_kernels/{name}/x" for name in ("1x", "a", "1\n")),
-        *(f"ops/{name}/{digest}/{digest}/{MANIFEST}" for name in ("my-op", "1op", "small.old")),
-    )
-    for name in names:
-        (cache.home / name).parent.mkdir(parents=True, exist_ok=True)
-        (cache.home / name).write_text("precious")
-        os.utime(cache.home / name, (0, 0))
-        os.utime((cache.home / name).parent, (0, 0))
-    assert cache.entries() == [entry]
-    assert main(["verify", "--directory", str(cache.root)]) == 0
-    maintain(cache.root)
-    assert [name for name in names if not (cache.home / name).exists()] == []

@@ -80,10 +80,8 @@ def test_a_binary_that_this_machine_cannot_load_is_refused(
         ({"kind": "program"}, "'kind' is not valid"),
         ({"artifact": "../../o.so"}, "'artifact' is not valid"),
         ({"artifact": "nul\0.so"}, "'artifact' is not valid"),
-        ({"artifact": "/o.so"}, "'artifact' is not valid"),
         ({"artifact": "manifest.json"}, "does not hold"),
         ({"op": "\x1b[2J"}, "'op' is not valid"),
-        ({"op": "\ud800"}, "'op' is not valid"),
         ({"size_bytes": 7}, "bytes; its manifest says 7"),
         ({"sha256": "0" * 64}, "does not match its manifest"),
     ],
@@ -102,12 +100,10 @@ def test_a_crafted_manifest_is_refused(
     [
         ("small/a/b", "", "does not hold"),
         ("../up/b", "", "does not hold"),
-        ("/tmp/b", "", "does not hold"),
         ("small/a/\x1b[2J", "", "not a file of an op"),
         ("", "small/a/nul\0here/x", "not a file of an op"),
         ("", "../../../up", "belong to no op"),
         ("", "caf\u00e9/a/b/x", "not a file of an op"),
-        ("", "loose", "not a file of an op"),
     ],
 )
 def test_crafted_names_are_refused(

@@ -14,9 +14,11 @@ import pytest
 from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, plan_key, saved_since
 from op_builder.cache.store import Cache
 from op_builder.plan import Binding, BuildPlan
+from op_builder.system import torch_install
 from op_builder.system.file_contents import file_sha256, settled_status
+from op_builder.system.records import Memo
 from op_builder.toolchains.toolset import Compiler, Toolset
-from tests.support.small_ops import SmallBuilder, make_small
+from tests.support.small_ops import SmallBuilder, make_small, replace_content
 
 TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu", is_gcc=True))
 
@@ -33,6 +35,24 @@ def test_torchs_headers_and_the_abis_count_where_the_binding_is_torchs_own(
     monkeypatch.setattr("op_builder.cache.key.header_stamp", lambda *_: "2.99.0")
     assert key_of(small).digest == before[0].digest
     assert key_of(small, binding=Binding.TORCH).digest != before[1].digest
+
+
+def test_the_stamp_of_torchs_headers_is_that_of_their_hashes_in_its_install_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = torch_install.torch_install()
+    record = tmp_path / f"torch-{install.version}.dist-info" / "RECORD"
+    record.parent.mkdir()
+    monkeypatch.setattr(torch_install, "torch_install", lambda: install._replace(root=tmp_path / "torch"))
+
+    def stamp(header: str, program: str) -> str:
+        lines = f"torch/include/torch/extension.h,sha256={header},1\n../../../bin/torchrun,sha256={program},1\n"
+        replace_content(record, lines.encode())
+        return torch_install.header_stamp(Memo(tmp_path / "memo"))
+
+    first = stamp("one", "one")
+    assert stamp("one", "two") == first
+    assert stamp("two", "one") != first
 
 
 def test_a_touched_file_and_a_moved_directory_change_nothing(small: SmallBuilder, tmp_path: Path, cache: Cache) -> None:

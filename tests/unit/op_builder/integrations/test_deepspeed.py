@@ -134,10 +134,12 @@ def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], 
 def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: str, how: str) -> None:
     line = "import op_builder.integrations.deepspeed\n"
     code = {"before": line, "after": "import deepspeed\n" + line, "variable": "import deepspeed\n"}[how] + SHOW
-    lines, log = run(tmp_path, code, ACCEL_DEEPSPEED="1" if how == "variable" else None)
+    again = "print('again')\nintegration.on()\nshow()\n"
+    lines, log = run(tmp_path, code + again, ACCEL_DEEPSPEED="1" if how == "variable" else None)
     assert lines[0].startswith(OURS[device])
-    assert lines[1] == "deepspeed deepspeed deepspeed deepspeed"
-    assert log.count("uses accel-ops") == 1
+    assert lines[1:3] == ["deepspeed deepspeed deepspeed deepspeed", "again"]
+    assert lines[3] == lines[0]
+    assert log.count("uses accel-ops") == 2
 
 
 @pytest.mark.usefixtures("device")

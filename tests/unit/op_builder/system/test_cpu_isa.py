@@ -19,10 +19,8 @@ AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
     ("machine", "flags", "expected"),
     [
         ("x86_64", frozenset({"sse2"}), ("baseline",)),
-        ("x86_64", AVX2, ("baseline", "avx2")),
         ("AMD64", AVX2, ("baseline", "avx2")),
         ("x86_64", AVX2 - {"fma"}, ("baseline",)),
-        ("x86_64", AVX2 - {"f16c"}, ("baseline",)),
         ("x86_64", AVX512, ("baseline", "avx2", "avx512")),
         ("x86_64", AVX512 - {"avx512bw"}, ("baseline", "avx2")),
         ("x86_64", AVX512 - {"avx2"}, ("baseline",)),

@@ -39,14 +39,6 @@ def test_a_changed_file_ends_it_even_in_the_same_process(tmp_path: Path) -> None
     assert memo.get("x", ANSWER, counter) == {"answer": 2}
 
 
-def test_a_torn_file_is_worked_out_again(tmp_path: Path) -> None:
-    counter = Counter(tmp_path)
-    Memo(tmp_path / "memo").get("x", ANSWER, counter)
-    (written,) = (tmp_path / "memo").glob("*.json")
-    written.write_text(written.read_text()[:10])
-    assert Memo(tmp_path / "memo").get("x", ANSWER, counter) == {"answer": 2}
-
-
 def test_an_unwritable_directory_costs_only_time(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -17,11 +17,9 @@ from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse
         "8.0;9.0a+PTX",
         "7.5 8.6+PTX",
         "Ampere",
-        "Hopper",
         "Volta+Tegra;Turing",
         "10.0a;12.0",
         "Blackwell",
-        "8.0;8.0",
     ],
 )
 def test_same_flags_as_torch(text: str) -> None:

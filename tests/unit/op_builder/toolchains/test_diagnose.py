@@ -195,7 +195,6 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("cc1plus: fatal error: my/a.cpp: No such file or directory", "cc1plus", "a.cpp is missing"),
         # libraries
         ("/usr/bin/ld: cannot find -laio: No such file or directory", "-laio", "apt-get install libaio-dev"),
-        ("/usr/bin/ld.gold: error: cannot find -lnothere", "-lnothere", "Install libnothere's"),
         (
             "/usr/bin/ld: skipping incompatible libx.so\n/usr/bin/ld: NOTE: odd\n/usr/bin/ld: cannot find -lx",
             "cannot find",
@@ -224,7 +223,6 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("o.h:1:2: error: #error C++17 or later compatible compiler is required to use ATen.", "", "-std=c++17"),
         # flags
         ("g++: error: unrecognized command-line option '-mavx9000'", "g++", "does not know this flag"),
-        ("nvcc fatal   : Unknown option '--nosuch'", "nvcc", "does not know this flag"),
         # nvcc and its host compiler
         (
             "host_config.h:137:2: error: #error -- unsupported GNU version! gcc versions later than 15 are not good!",
@@ -240,9 +238,7 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ('/usr/include/stdlib.h(140): error: identifier "_Float32" is undefined', "_Float32", "set CXX to an older"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_99'", "compute_99", "does not know compute_99"),
         # memory and the compiler itself
-        ("virtual memory exhausted: Cannot allocate memory", "virtual", "ACCEL_MAX_JOBS=1"),
         ("g++: fatal error: Killed signal terminated program cc1plus\nstop", "g++: fatal", "ACCEL_MAX_JOBS=1"),
-        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "cicc", "ACCEL_MAX_JOBS=1"),
         ("nvcc error   : 'cudafe++' died due to signal 11 (Invalid memory reference)", "cudafe", "another version"),
         ("a.cpp:3:1: internal compiler error: Segmentation fault", "a.cpp:3:1", "another version"),
         # assemblers, shells, ninja

@@ -16,6 +16,7 @@ from op_builder.errors import BuildCancelled
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.cgroups import HostFiles, available_memory_bytes
 from op_builder.toolchains import jobs
+from tests.support.kernel_files import write_files
 from tests.support.small_ops import SmallBuilder
 
 MEBIBYTE = 1 << 20
@@ -26,13 +27,8 @@ def host(tmp_path: Path) -> Callable[..., HostFiles]:
     """A made-up host whose version 2 control group has these files."""
 
     def make(**texts: str) -> HostFiles:
-        group = tmp_path / "sys" / "fs" / "cgroup"
-        group.mkdir(parents=True)
-        for name, text in texts.items():
-            (group / name.replace("_", ".")).write_text(text)
-        (tmp_path / "proc" / "self").mkdir(parents=True)
-        (tmp_path / "proc" / "self" / "cgroup").write_text("0::/\n")
-        return HostFiles(tmp_path / "sys", tmp_path / "proc")
+        limits = {f"sys/fs/cgroup/{name.replace('_', '.')}": text for name, text in texts.items()}
+        return write_files(tmp_path, {"proc/self/cgroup": "0::/\n", **limits})
 
     return make
 
