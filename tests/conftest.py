@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["ACCEL_CACHE_DIR"] = os.environ["ACCEL_TEST_CACHE"]
     # Threads of OpenMP that wait for work sleep: those of two workers and their ranks would take each other's cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # In a shell's background, programs that tests start would ignore it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)  # files and directories that a group may write are not trusted
     for name in ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACCEL_JIT", "ACCEL_CPU_ISA", "ACCEL_MAX_JOBS", "MAX_JOBS"):
         os.environ.pop(name, None)
