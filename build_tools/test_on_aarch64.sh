@@ -65,7 +65,7 @@ printf '[pytest]\naddopts = --import-mode=importlib -p no:cacheprovider\npythonp
 if [ $# = 0 ]; then
   set -- tests/integration/ops/optim/test_cpu_adam_torch_op.py tests/integration/ops/optim/test_host_op.py \
     tests/integration/ops/optim/test_native_optimizers.py \
-    tests/integration/ops/optim/test_fused_torch_op.py tests/integration/ops/optim/test_list_form.py \
+    tests/integration/ops/optim/test_fused_update.py tests/integration/ops/optim/test_list_form.py \
     tests/integration/ops/io/test_async_io.py tests/integration/ops/comm/test_shm_comm_arguments.py \
     tests/integration/ops/comm/test_shm_comm.py
 fi

@@ -137,22 +137,6 @@ def _counts() -> dict[str, Any]:
     return {"ours": dict(counts.ours), "gloo": dict(counts.gloo)}
 
 
-def what_gloo_does(rank: int, size: int, directory: str) -> dict[str, Any]:
-    """Cases that the group does not cover; agreement_programs.any_layout checks what they give."""
-    start("accel", rank, size, directory)
-    doubles = torch.full((5,), rank + 1.0, dtype=torch.float64)
-    dist.all_reduce(doubles)
-    assert torch.equal(doubles, torch.full((5,), size * (size + 1) / 2, dtype=torch.float64))
-    parts = [torch.empty(2) for _ in range(size)] if rank == 0 else None
-    dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT)
-    dist.gather(torch.ones(2), parts, dst=0)
-    dist.scatter(torch.empty(2), parts, src=0)
-    dist.reduce(torch.ones(4), dst=0)
-    result = _counts()
-    stop()
-    return result
-
-
 def method_names(rank: int, size: int, directory: str) -> dict[str, Any]:
     """The methods of the group under every name that torch has had for them, and in every form."""
     start("accel", rank, size, directory)

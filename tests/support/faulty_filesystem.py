@@ -2,8 +2,7 @@
 
 Names begin with what happens: ``short`` (each request does a part), ``held`` (reads wait for a file ``released`` in the
 backing directory, up to a minute), ``lies`` (each read gives another last byte), ``EIO-4096`` and so on (that error for
-every request that contains that byte), ``busy-600`` (EBUSY for the first 600 requests), ``cut-4096`` (the first read
-truncates the file there). All others are sound.
+every request that contains that byte), ``cut-4096`` (the first read truncates the file there). All others are sound.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class FaultyDirectory(mfusepy.Operations):
     def __init__(self, backing: str) -> None:
         self._backing = backing
         self._reads: dict[str, int] = {}
-        self._refusals: dict[str, int] = {}
 
     def _fault(self, path: str) -> tuple[str, int]:
         name, _, at = path.lstrip("/").partition("-")
@@ -36,9 +34,6 @@ class FaultyDirectory(mfusepy.Operations):
         fault, at = self._fault(path)
         if fault in errno.errorcode.values() and offset <= at < offset + size:
             raise OSError(getattr(errno, fault), fault)
-        if fault == "busy" and self._refusals.setdefault(path, at) > 0:
-            self._refusals[path] -= 1
-            raise OSError(errno.EBUSY, fault)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)

@@ -1,14 +1,19 @@
-"""What the tests of the fused optimizers share: their modules, and tensors in the order these take."""
+"""What the tests of the fused optimizers share: their tensors, and calls of their functions of many tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from tests.support.adam_reference import Options, Tensors, random_tensors
+from op_builder.ops.optim.fused_op import FusedOp
+from tests.support.optimizer_reference import ADAM, AMSGRAD, LAMB, LION, Kind
+from tests.support.training_tensors import Tensors
 
 CHUNK = 65536
+FUSED_KINDS = (ADAM, AMSGRAD, LION, LAMB)
+GUARD = 16  # elements around each tensor
 
 
 def lists_of(cases: Sequence[Tensors]) -> list[list[torch.Tensor]]:
@@ -17,25 +22,39 @@ def lists_of(cases: Sequence[Tensors]) -> list[list[torch.Tensor]]:
     return [[case.grad for case in cases], [case.param for case in cases], *map(list, states)]
 
 
-def positional(options: Options) -> tuple[float, ...]:
-    """The arguments of ``multi_tensor_adam`` after the lists."""
-    return (
-        *(options.lr, options.beta1, options.beta2, options.eps, options.step),
-        *(int(options.adamw_mode), options.bias_correction, options.weight_decay),
-    )
+def numbers_of(kind: Kind, **changes: Any) -> dict[str, Any]:
+    """The arguments of ``multi_tensor_*`` that are numbers, of the third step."""
+    given = {**kind.options, "step": 3, **changes}
+    if "adamw_mode" in given:
+        given["mode"] = int(given.pop("adamw_mode"))
+    return given
 
 
-def mixed_cases(lengths: Sequence[int] = (0, 1, 17, 1000, 4097), offset: int = 0) -> list[Tensors]:
-    """Tensors of several types and lengths, ``offset`` elements into their storage."""
-    types = [
-        (torch.float32, torch.float32, torch.float32),
-        (torch.bfloat16, torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32, torch.float16),
-        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
-    ]
-    return [random_tensors(n, *each, seed=n, offset=offset) for n in lengths for each in types]
+def apply(
+    module: FusedOp, kind: Kind, cases: Sequence[Tensors], flag: torch.Tensor | None = None, **changes: Any
+) -> None:
+    """Update ``cases`` with the function of many tensors."""
+    given = numbers_of(kind, **changes)
+    in_tensors = kind is ADAM and not isinstance(given["step"], int)  # only this kind has a form of its own for them
+    update = getattr(module, f"multi_tensor_{kind.name}{'_capturable' if in_tensors else ''}")
+    update(CHUNK, flag, lists_of(cases), **given)
 
 
-def assert_same(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one, other)
+def moved(tensors: Tensors, offsets: Sequence[int], device: str = "cpu") -> Tensors:
+    """Copies on a device that lie that many elements behind an aligned address, between guards."""
+    places = iter(offsets)
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        begin = GUARD + next(places)
+        storage = torch.full((begin + tensor.numel() + GUARD,), 0.5, dtype=tensor.dtype, device=device)
+        return storage[begin : begin + tensor.numel()].copy_(tensor)
+
+    return tensors.map(copy)
+
+
+def assert_guards_untouched(tensors: Tensors) -> None:
+    for tensor in tensors:
+        storage = tensor.new_empty(0).set_(tensor.untyped_storage())
+        begin = tensor.storage_offset()
+        assert (storage[:begin] == 0.5).all()
+        assert (storage[begin + tensor.numel() :] == 0.5).all()

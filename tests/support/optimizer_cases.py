@@ -28,6 +28,7 @@ class FusedAmsgrad(FusedAdam):
 
 FRONT_ENDS = [CPUAdam, CPUAdagrad, CPULion, CPULamb, CPUSGD]
 HOST = [*FRONT_ENDS, CPUAmsgrad]
+PACKING = [CPUAdam, CPUAdagrad, CPULion, CPUSGD]
 FUSED = [FusedAdam, FusedAmsgrad, FusedLion, FusedLamb]
 
 

@@ -22,7 +22,7 @@ from op_builder import cpu, env
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from tests.support.adam_reference import SUBNORMAL, Tensors, U, random_tensors, unit_roundoff
+from tests.support.training_tensors import SUBNORMAL, Tensors, U, unit_roundoff
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 #: Every supported combination of a parameter's, a gradient's and a state's type.
@@ -288,13 +288,26 @@ def load_fused(kind: Kind) -> FusedOp:
     return getattr(cpu, f"Fused{kind.name.capitalize()}Builder")().load()
 
 
-def make_tensors(kind: Kind, numel: int, *dtypes: torch.dtype, seed: int = 0, offset: int = 0) -> Tensors:
-    """Tensors of a training run's magnitudes: ``dtypes`` of parameter, gradient and states, float32 if not given."""
-    made = random_tensors(numel, *dtypes, seed=seed, offset=offset)
-    of_role = {"exp_avg": made.exp_avg, "exp_avg_sq": made.exp_avg_sq, "momentum_buffer": made.exp_avg}
-    if "max_exp_avg_sq" in kind.states:  # larger than the new second moment as often as not
-        of_role["max_exp_avg_sq"] = random_tensors(numel, *dtypes, seed=seed + 1, offset=offset).exp_avg_sq
-    return Tensors(made.param, made.grad, tuple(of_role[name] for name in kind.states))
+def make_tensors(
+    kind: Kind,
+    numel: int,
+    param: torch.dtype = torch.float32,
+    grad: torch.dtype = torch.float32,
+    state: torch.dtype = torch.float32,
+    seed: int = 0,
+    offset: int = 0,
+) -> Tensors:
+    """Tensors of a training run's magnitudes, ``offset`` elements into their storage."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(scale: float, dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty(numel + offset, dtype=dtype)[offset:]
+        # Magnitudes over several powers of ten, as gradients have.
+        spread = torch.rand(numel, generator=generator) * 4 - 3
+        return tensor.copy_(torch.randn(numel, generator=generator) * 10**spread * scale)
+
+    states = (make(1e-2, state).abs_() if name.endswith("sq") else make(0.1, state) for name in kind.states)
+    return Tensors(make(1.0, param), make(0.1, grad), tuple(states))
 
 
 def as_lists(members: Sequence[Tensors], copies: Sequence[torch.Tensor] = ()) -> TensorLists:

@@ -1,4 +1,4 @@
-"""Training by torch's own means on several ranks: what the ranks of test_distributed_training.py run."""
+"""Training by torch's own means on several ranks: what the ranks of test_distributed.py run."""
 
 from __future__ import annotations
 
@@ -6,47 +6,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import _functional_collectives as functions
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import op_builder.ops.distributed as accel
 from tests.support.distributed_programs import start, stop
+from tests.support.sharded_optimizer_programs import fsdp2, network, tensor_parallel, train
 
 STEPS = 6
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(24, 96)
-        self.down = nn.Linear(96, 24)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(functional.gelu(self.up(x)))
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(Mlp(), Mlp(), nn.LayerNorm(24))
-
-
-def train(model: nn.Module, seed: int) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(seed)
-    losses = []
-    for _ in range(STEPS):
-        x = torch.randn(8, 24, generator=generator)
-        loss = (model(x) - x.roll(1, dims=1)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+def adamw_losses(model: torch.nn.Module, seed: int) -> list[float]:
+    return train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), STEPS, first=1000 * seed)
 
 
 def run(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
@@ -64,22 +35,10 @@ def run(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
                 before[kind] = now
 
     # Each rank has its own data: the losses agree only if the gradients were averaged.
-    note("ddp", train(DistributedDataParallel(network(), bucket_cap_mb=0.01), seed=rank))
-    sharded = network()
-    for layer in sharded:
-        fully_shard(layer)
-    fully_shard(sharded)
-    note("fsdp2", train(sharded, seed=rank))
-    mesh = init_device_mesh("cpu", (size,))
-    split = network()
-    plan = {
-        f"{layer}.{part}": style()
-        for layer in (0, 1)
-        for part, style in (("up", ColwiseParallel), ("down", RowwiseParallel))
-    }
-    parallelize_module(split, mesh, plan)
+    note("ddp", adamw_losses(DistributedDataParallel(network(), bucket_cap_mb=0.01), seed=rank))
+    note("fsdp2", adamw_losses(fsdp2(size, network()), seed=rank))
     # Tensor-parallel ranks share their data.
-    note("tensor parallel", train(split, seed=0))
+    note("tensor parallel", adamw_losses(tensor_parallel(size, network()), seed=0))
     stop()
     return result
 

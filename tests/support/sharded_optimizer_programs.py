@@ -106,7 +106,7 @@ def train(
 ) -> list[float]:
     losses = []
     for step in range(first, first + steps):
-        # The same data on each rank, so that the means are those of one process.
+        # Where ranks pass the same steps, their data is the same, so that the means are those of one process.
         x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(step))
         loss = (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
         loss.backward()

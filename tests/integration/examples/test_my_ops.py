@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,25 +100,68 @@ def test_the_ops_are_registered_and_reported(my_ops: Any) -> None:
     assert row.compatible, row.reason
 
 
+@pytest.fixture(scope="module")
+def sycl_op(my_ops: Any) -> Any:
+    """The SYCL op of the installed package, for CPU tensors through a SYCL CPU device."""
+    if find_runtime() is None or shutil.which("g++") is None:
+        pytest.skip("needs the SYCL runtime (the extra sycl) and g++")
+    return my_ops.builders.MyOpsAddRmsNormSyclBuilder().load()
+
+
+CUDA = pytest.param(
+    "cuda",
+    marks=(pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+)
+
+
+@pytest.fixture(params=["cpu", CUDA, "sycl"])
+def add_rms_norm(request: pytest.FixtureRequest, my_ops: Any) -> Callable[[Case], torch.Tensor]:
+    """The function at each place, of a case's tensors; it changes the case's residual."""
+    sycl_op = request.getfixturevalue("sycl_op") if request.param == "sycl" else None
+
+    def call(case: Case) -> torch.Tensor:
+        if sycl_op is not None:
+            out = torch.empty_like(case.x)
+            sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
+            return out
+        x, residual, weight = (each.to(request.param) for each in (case.x, case.residual, case.weight))
+        result: torch.Tensor = my_ops.add_rms_norm(x, residual, weight, case.eps).cpu()
+        case.residual.copy_(residual)
+        return result
+
+    return call
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_are_those_of_a_float64_reference(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_values_are_those_of_a_float64_reference(
+    add_rms_norm: Callable[[Case], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     case = Case(shape, dtype, eps=2.5 if shape == (7, 33) else 1e-6)
-    x, residual, weight = case.x.clone(), case.residual.clone(), case.weight.clone()
-    case.check(my_ops.add_rms_norm(x, residual, weight, case.eps), residual)
+    x, weight = case.x.clone(), case.weight.clone()
+    case.check(add_rms_norm(case), case.residual)
     assert torch.equal(x, case.x)
     assert torch.equal(weight, case.weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_in_its_row(my_ops: Any, dtype: torch.dtype, value: float) -> None:
+def test_what_is_not_finite_stays_in_its_row(
+    add_rms_norm: Callable[[Case], torch.Tensor], dtype: torch.dtype, value: float
+) -> None:
     case = Case((3, 40), dtype)
     case.x[1, 7] = value
-    out = my_ops.add_rms_norm(case.x, case.residual, case.weight)
+    out = add_rms_norm(case)
     assert out[1, 7].isnan()
     assert out[[0, 2]].isfinite().all()
     assert case.residual[1, 7].isnan() if value != value else case.residual[1, 7] == value
+
+
+def test_the_sycl_op_takes_more_rows_than_a_launch_has_groups_of_256(sycl_op: Any) -> None:
+    case = Case((2**23, 1), torch.float32)
+    out = torch.full_like(case.x, -1.0)
+    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
+    case.check(out, case.residual)
 
 
 X = torch.ones(2, 4)
@@ -148,12 +191,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(my_ops: Any, case: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_accepts_the_op(my_ops: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("place", ["cpu", "sycl"])
+def test_torch_accepts_the_op(request: pytest.FixtureRequest, my_ops: Any, place: str, dtype: torch.dtype) -> None:
     my_ops.load("cpu")
+    ops = my_ops._loaded["cpu"] if place == "cpu" else request.getfixturevalue("sycl_op")
     case = Case((3, 33), dtype)
-    op = my_ops._loaded["cpu"].add_rms_norm.default
-    done = torch.library.opcheck(op, (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps))
-    assert set(done.values()) == {"SUCCESS"}
+    given = (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps)
+    assert set(torch.library.opcheck(ops.add_rms_norm.default, given).values()) == {"SUCCESS"}
 
 
 def test_the_demonstration_shows_both(site: Path) -> None:
@@ -177,41 +221,3 @@ def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any, capsys: py
     assert "warning" not in (entry.artifact.parent / "build.log").read_text()
     binary = entry.artifact.read_bytes()
     assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary)} == {"sm_80", "sm_90"}
-
-
-@pytest.fixture(scope="module")
-def sycl_op(my_ops: Any) -> Any:
-    """The SYCL op of the installed package, for CPU tensors through a SYCL CPU device."""
-    if find_runtime() is None or shutil.which("g++") is None:
-        pytest.skip("needs the SYCL runtime (the extra sycl) and g++")
-    return my_ops.builders.MyOpsAddRmsNormSyclBuilder().load()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_sycl_op_computes_the_same_on_a_sycl_cpu_device(
-    sycl_op: Any, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    case = Case(shape, dtype)
-    out = torch.empty_like(case.x)
-    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
-    case.check(out, case.residual)
-    if shape == (7, 33):
-        torch.library.opcheck(sycl_op.add_rms_norm.default, (out, case.residual, case.x, case.weight, case.eps))
-
-
-def test_the_sycl_op_takes_more_rows_than_a_launch_has_groups_of_256(sycl_op: Any) -> None:
-    case = Case((2**23, 1), torch.float32)
-    out = torch.full_like(case.x, -1.0)
-    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
-    case.check(out, case.residual)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_on_a_cuda_device_values_are_the_same(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    case = Case(shape, dtype)
-    residual = case.residual.cuda()
-    case.check(my_ops.add_rms_norm(case.x.cuda(), residual, case.weight.cuda()).cpu(), residual.cpu())

@@ -1,6 +1,6 @@
 // The collectives of shm_comm without torch and without processes: ranks are threads over one mapping, so that the
 // thread sanitizer sees who reads what another has written. Each result is compared with one that a thread alone works
-// out. Run by test_shm_comm_alone.py.
+// out. Run by test_kernels_alone.py.
 
 #include <cstdint>
 #include <cstdio>

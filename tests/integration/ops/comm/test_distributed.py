@@ -40,7 +40,7 @@ def has_oneccl() -> bool:
 @pytest.fixture(scope="module")
 def counted_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks return that run several functions, one after another."""
-    names = ["all_collectives", "what_gloo_does", "method_names", "asynchronous"]
+    names = ["all_collectives", "method_names", "asynchronous"]
     return ranks("several", 2, tmp_path_factory.mktemp("two"), arguments=[names])
 
 
@@ -62,13 +62,6 @@ def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(counted
     for result in counted_by_two:
         require_all_ours(result["all_collectives"])
         assert result["all_collectives"]["hosts"] == [[0, 1]]
-
-
-def test_what_is_not_covered_is_right_and_counted_for_gloo(counted_by_two: list[dict[str, Any]]) -> None:
-    for result in counted_by_two:
-        assert result["what_gloo_does"]["ours"] == {}
-        assert result["what_gloo_does"]["gloo"]["allreduce"] == 2
-        assert set(result["what_gloo_does"]["gloo"]) >= {"gather", "scatter", "reduce"}
 
 
 def test_every_method_name_old_and_new_is_ours(counted_by_two: list[dict[str, Any]]) -> None:
@@ -225,7 +218,6 @@ def test_ddp_fsdp2_and_tensor_parallel_have_gloo_s_losses_and_are_really_ours(tm
         for name, losses in ours[rank]["losses"].items():
             # With two ranks a sum has one order, so even the last bit is the same.
             assert losses == by_gloo[rank]["losses"][name], name
-            assert losses[-1] < losses[0]
         counted = ours[rank]["ours"]
         assert counted["ddp"]["allreduce"] >= 6
         assert sum(number for key, number in counted["fsdp2"].items() if "gather" in key) >= 6

@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
-from op_builder.cpu import ShareMemCommBuilder
 from tests.support.agreement_programs import MISMATCHES
 from tests.support.rank_processes import run_ranks, values
 
 PROGRAM = "agreement_programs"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    ShareMemCommBuilder().load()
 
 
 @pytest.fixture(params=["one host", "two hosts", "gloo"])

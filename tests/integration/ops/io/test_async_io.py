@@ -255,9 +255,12 @@ def test_descriptors_are_taken_like_names(async_io: AsyncIOModule, storage: Path
             continue
         handle.sync_pwrite(data, descriptor, 11)
         back = torch.zeros_like(data)
-        handle.async_pread(back, descriptor, 11)
+        handle.async_pread(back, file_offset=11, fd=descriptor)
         handle.wait()
         assert torch.equal(back, data)
+        for arguments in ({}, {"filename": storage / "file", "fd": descriptor}):
+            with pytest.raises(OpArgumentError, match="no file, or two"):
+                handle.async_pwrite(data, **arguments)
         os.close(descriptor)  # it is still open
 
 
@@ -362,16 +365,3 @@ def test_more_than_the_kernel_takes_at_once(async_io: AsyncIOModule, disk: Path)
     handle.sync_pread(back, disk / "file", 2 * PAGE)
     (disk / "file").unlink()
     assert torch.equal(back, data)
-
-
-def test_a_descriptor_can_be_named_fd(async_io: AsyncIOModule, storage: Path) -> None:
-    data, handle = torch.arange(5000, dtype=torch.int32), async_io.aio_handle()
-    with open(storage / "named", "w+b") as file:
-        handle.async_pwrite(data, fd=file.fileno())
-        assert handle.wait() == 1
-        back = torch.empty_like(data)
-        handle.sync_pread(back, fd=file.fileno())
-        assert torch.equal(back, data)
-        for arguments in ({}, {"filename": storage / "named", "fd": file.fileno()}):
-            with pytest.raises(OpArgumentError, match="no file, or two"):
-                handle.async_pread(back, **arguments)

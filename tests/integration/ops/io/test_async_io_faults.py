@@ -87,29 +87,6 @@ def test_an_error_names_file_offset_bytes_and_errno(
     assert_usable(handle, faulty)
 
 
-@each_engine
-def test_a_command_that_is_retried_delays_no_other(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
-    handle = async_io.aio_handle(4096, 4, False, engine == "threads", 1, engine=engine)
-    (faulty.parent / "backing" / "busy-600").write_bytes(bytes(1000))
-    (faulty.parent / "sound").write_bytes(bytes(90 * 4096))
-    busy = torch.ones(1000, dtype=torch.uint8)
-    handle.async_pread(busy, faulty / "busy-600")
-    wait_until(lambda: handle.counters().retries >= 300)  # from here on they are 3 ms and more apart
-    # A request that is delayed gets only as many blocks done for each retry as there are free slots: three.
-    while True:  # on a busy machine, one of several tries
-        before = handle.counters().retries
-        data = torch.ones(90 * 4096, dtype=torch.uint8)
-        handle.sync_pread(data, faulty.parent / "sound")
-        assert not data.any()
-        retries = handle.counters().retries
-        assert retries < 600, "no read of 90 blocks took fewer than 20 retries"
-        if retries - before < 20:
-            break
-    assert handle.wait() == 1
-    assert not busy.any()
-    assert handle.counters().retries == 600
-
-
 @pytest.mark.slow
 def test_what_is_always_refused_fails_after_a_thousand_attempts(async_io: AsyncIOModule, faulty: Path) -> None:
     handle = make(async_io, "threads")

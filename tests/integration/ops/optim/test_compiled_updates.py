@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from op_builder.cpu import FusedAdamBuilder, FusedLambBuilder
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.compilers import needs_gxx
-from tests.support.fused_cases import CHUNK
-from tests.support.optimizer_reference import ADAM, SGD, Kind, as_lists, load, make_tensors
+from tests.support.fused_cases import apply
+from tests.support.list_cases import PACKED, Case, make
+from tests.support.optimizer_reference import ADAM, LAMB, SGD, Kind, as_lists, load, load_fused, make_tensors
+from tests.support.training_tensors import Tensors
 
 STEPS = range(1, 13)  # more than torch compiles one function for (torch._dynamo.config.recompile_limit)
 FEW = 2  # graphs: one for the first numbers as constants, one for all others
@@ -66,18 +67,6 @@ def test_functions_of_one_tensor(kind: Kind):
     assert graphs.frame_count <= FEW
 
 
-def packed(seed: int) -> TensorLists:
-    """Parameters whose moments are bytes."""
-    plain = as_lists([make_tensors(ADAM, numel, seed=seed) for numel in (17, 300)])
-    blocks = [-(-param.numel() // QUANT_BLOCK) for param in plain.params]
-    return TensorLists(
-        plain.params,
-        plain.grads,
-        [[torch.zeros(param.numel(), dtype=torch.uint8) for param in plain.params] for _ in range(2)],
-        [[torch.zeros(count) for count in blocks] for _ in range(2)],
-    )
-
-
 @needs_gxx
 @pytest.mark.parametrize(("as_number", "backend"), [(float, "aot_eager"), (torch.tensor, "inductor")])
 def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
@@ -86,7 +75,7 @@ def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
         cpu_adam.update_list(tensors, step, options, Pass(scale, zero_grads=True, seed=5))
 
     one_graph, graphs = compiled(train_step, backend)
-    actual, expected = packed(0), packed(0)
+    actual, expected = (make(Case(storage=PACKED, lengths=(17, 300))).lists for _ in range(2))
     for step in STEPS:
         # Halves, quarters and the like: float32 holds them.
         lr, scale = 2.0**-step, 2.0 ** (step - 9)
@@ -102,31 +91,15 @@ def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
     assert not any(grad.any() for grad in actual.grads)
 
 
-FUSED = {
-    FusedAdamBuilder: lambda op, lists, lr, step: op.multi_tensor_adam(
-        CHUNK, None, lists, lr, 0.9, 0.999, 1e-8, step, 1, True, 0.01
-    ),
-    FusedLambBuilder: lambda op, lists, lr, step: op.multi_tensor_lamb(
-        CHUNK, None, lists, lr, 0.9, 0.999, 1e-6, step, True, 0.01
-    ),
-}
+@pytest.mark.parametrize("kind", [ADAM, LAMB], ids=str)
+def test_fused_optimizers(kind: Kind):
+    op = load_fused(kind)
 
-
-@pytest.mark.parametrize("builder", FUSED, ids=lambda builder: builder.NAME)
-def test_fused_optimizers(builder):
-    op = builder().load()
-
-    def lists() -> list[list[torch.Tensor]]:
-        generator = torch.Generator().manual_seed(0)
-        lengths = (17, 300)
-        grads, params = ([torch.randn(numel, generator=generator) for numel in lengths] for _ in range(2))
-        return [grads, params, *([torch.zeros(numel) for numel in lengths] for _ in op.states)]
-
-    def train_step(tensors: list[list[torch.Tensor]], lr: float, step: int) -> None:
-        FUSED[builder](op, tensors, lr, step)
+    def train_step(cases: list[Tensors], lr: float, step: int) -> None:
+        apply(op, kind, cases, lr=lr, step=step)
 
     one_graph, graphs = compiled(train_step)
-    actual, expected = lists(), lists()
+    actual, expected = ([make_tensors(kind, numel) for numel in (17, 300)] for _ in range(2))
     for step in STEPS:
         lr = 2.0**-step  # in the graph it is rounded to float32
         one_graph(actual, lr, step)
@@ -166,7 +139,7 @@ def test_opcheck_of_the_update_by_numbers():
     torch.library.opcheck(module.ops.update.numbers, arguments)
 
 
-@pytest.mark.parametrize("load_op", [lambda: load(ADAM), lambda: FusedAdamBuilder().load()], ids=["host", "fused"])
+@pytest.mark.parametrize("load_op", [lambda: load(ADAM), lambda: load_fused(ADAM)], ids=["host", "fused"])
 def test_plain_lists_are_refused_with_the_class_to_pass(load_op):
     module = load_op()
     with pytest.raises(OpArgumentError, match="of type list") as caught:

@@ -9,53 +9,17 @@ import time
 import pytest
 import torch
 
-from op_builder.ops.optim.host_op import HostOp
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from op_builder.system import cpu_isa
-from tests.support.adam_reference import Options, random_tensors
-from tests.support.compilers import needs_gxx
-from tests.support.optimizer_reference import as_lists
+from tests.support.list_cases import Case, make
+from tests.support.optimizer_reference import ADAM
 
-OPTIONS = Options().listed()
+OPTIONS = list(ADAM.options.values())
 PLAIN = Pass().positional()
 
 
-@pytest.fixture
-def adam(cpu_adam):
-    module = HostOp(cpu_adam.ops)
-    module.create_adam(0)
-    return module
-
-
-def lists(*lengths: int, dtype: torch.dtype = torch.float32) -> TensorLists:
-    return as_lists([random_tensors(numel, dtype, dtype, dtype, seed=numel) for numel in lengths])
-
-
-def packed_lists(*lengths: int) -> TensorLists:
-    def blocks(dtype: torch.dtype, per: int) -> list[list[torch.Tensor]]:
-        return [[torch.zeros(-(-numel // per), dtype=dtype) for numel in lengths] for _ in range(2)]
-
-    plain = lists(*lengths)
-    return TensorLists(plain.params, plain.grads, blocks(torch.uint8, 1), blocks(torch.float32, QUANT_BLOCK))
-
-
-def with_copies(given: TensorLists) -> TensorLists:
-    copies = [torch.zeros_like(param, dtype=torch.bfloat16) for param in given.params]
-    return TensorLists(given.params, given.grads, given.states, given.scales, copies)
-
-
-@pytest.mark.parametrize(
-    ("given", "also"),
-    [
-        pytest.param(with_copies(packed_lists(17, 300)), Pass(seed=3), id="8 bits"),
-        pytest.param(lists(17, 300, dtype=torch.bfloat16), Pass(stochastic=True, seed=4), id="stochastic"),
-    ],
-)
-def test_opcheck_of_the_update(cpu_adam, given, also):
-    arguments = (*given.positional(), 3, list(OPTIONS), *also.positional(), cpu_adam.isa)
-    torch.library.opcheck(cpu_adam.ops.update.default, arguments)
-    places = [5 + (1 << 32) + i for i in range(len(given.params))]
-    torch.library.opcheck(cpu_adam.ops.update.default, (*arguments, places))
+def lists(*lengths: int) -> TensorLists:
+    return make(Case(lengths=lengths)).lists
 
 
 def test_opcheck_of_the_rollback(cpu_adam):
@@ -63,25 +27,20 @@ def test_opcheck_of_the_rollback(cpu_adam):
     torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
 
 
-# The ops of prepared lists work on tensors that only the native side knows. Tracing cannot see those, so
-# test_aot_dispatch_*, which compares a traced run with an eager one, does not apply: a number that
-# `prepare` gave while tracing would name no list later. (A compiled function calls them outside its
-# graph: test_a_prepared_list_works_inside_a_compiled_function.)
-UNTRACED = ("test_schema", "test_autograd_registration", "test_faketensor")
+def test_opcheck_of_prepared_lists(cpu_adam):
+    """Of what does not trace them: they are tensors that only the native side knows, which tracing cannot see.
 
-
-def test_opcheck_of_preparing(cpu_adam):
-    steps = [torch.tensor(0.0), torch.tensor(0.0)]
-    arguments = (*lists(17, 64).positional(), steps)
+    A number that ``prepare`` gave while tracing would name no list later. A compiled function calls these ops outside
+    its graph: test_a_prepared_list_works_inside_a_compiled_function.
+    """
+    untraced = ("test_schema", "test_autograd_registration")
+    arguments = (*lists(17, 64).positional(), [torch.tensor(0.0), torch.tensor(0.0)])
     for places in ((), ([7, 1 << 32],)):
-        torch.library.opcheck(cpu_adam.ops.prepare.default, (*arguments, *places), test_utils=UNTRACED[:2])
-
-
-def test_opcheck_of_replacing_gradients(cpu_adam):
-    given = lists(17, 64)
-    number = cpu_adam.ops.prepare(*given.positional(), [torch.tensor(0.0), torch.tensor(0.0)])
-    arguments = (number, [torch.ones(17), torch.ones(64)])
-    torch.library.opcheck(cpu_adam.ops.replace_grads.default, arguments, test_utils=UNTRACED)
+        torch.library.opcheck(cpu_adam.ops.prepare.default, (*arguments, *places), test_utils=untraced)
+    number = cpu_adam.ops.prepare(*arguments)
+    grads = [torch.ones(17), torch.ones(64)]
+    tests = (*untraced, "test_faketensor")
+    torch.library.opcheck(cpu_adam.ops.replace_grads.default, (number, grads), test_utils=tests)
     cpu_adam.ops.forget(number)
 
 
@@ -99,33 +58,14 @@ def test_ops_return_nothing_and_mark_what_they_change(cpu_adam, name, expected):
     assert changed == expected
 
 
-def test_the_raw_op_refuses_bad_input_as_a_value_error(cpu_adam):
-    tensors = lists(17).positional()
-    with pytest.raises(ValueError, match="avx9"):
-        cpu_adam.ops.update(*tensors, 3, list(OPTIONS), *PLAIN, "avx9")
-    with pytest.raises(ValueError, match="step is 0"):
-        cpu_adam.ops.update(*tensors, 0, list(OPTIONS), *PLAIN, cpu_adam.isa)
-    with pytest.raises(ValueError, match="Prepared list 123456789 does not exist"):
-        cpu_adam.ops.update_prepared(123456789, list(OPTIONS), *PLAIN, cpu_adam.isa)
-
-
-@pytest.mark.parametrize("place", range(5))
-def test_the_raw_op_refuses_lists_of_unequal_length(cpu_adam, place):
-    tensors = list(with_copies(packed_lists(17, 20)).positional())
-    tensors[place] = list(tensors[place])[:-1]
-    with pytest.raises(ValueError, match="parameters came with"):
-        cpu_adam.ops.update(*tensors, 3, list(OPTIONS), *PLAIN, cpu_adam.isa)
-
-
 def test_binding_and_python_see_the_same_instruction_sets(cpu_adam):
     assert tuple(cpu_adam.ops.supported_isas().split(",")) == cpu_isa.supported_isas()
 
 
-@needs_gxx
 def test_a_prepared_list_works_inside_a_compiled_function(cpu_adam):
     """Its ops have no tensors, so a graph would drop them as doing nothing."""
     results = []
-    for wrap in (lambda function: function, torch.compile):
+    for wrap in (lambda function: function, torch.compile(backend="aot_eager")):
         given = lists(100, 7)
         steps = [torch.tensor(0.0), torch.tensor(0.0)]
         prepared = cpu_adam.prepare(given, steps)

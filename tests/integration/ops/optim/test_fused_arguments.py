@@ -10,11 +10,10 @@ import torch
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from tests.support.adam_reference import Options, random_tensors
-from tests.support.fused_cases import CHUNK, lists_of, positional
+from tests.support.fused_cases import CHUNK, lists_of, numbers_of
+from tests.support.optimizer_reference import ADAM, AMSGRAD, make_tensors
 
 ROLES = ("grad", "param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-NUMBERS = ("lr", "beta1", "beta2", "eps", "step", "mode", "bias_correction", "weight_decay")
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +28,7 @@ def amsgrad():
 
 def good_lists() -> list[list[torch.Tensor]]:
     """Of three parameters, as AMSGrad takes them; Adam takes all but the last list."""
-    largest = [random_tensors(24, seed=100 + i).exp_avg_sq for i in range(3)]
-    return [*lists_of([random_tensors(24, seed=i) for i in range(3)]), largest]
+    return lists_of([make_tensors(AMSGRAD, 24, seed=i) for i in range(3)])
 
 
 def flat(lists):
@@ -42,7 +40,7 @@ def refused(module: Any, text: str, lists: list[Any] | None = None, **changes: A
     name, count = ("amsgrad", 5) if "max_exp_avg_sq" in module.states else ("adam", 4)
     lists = lists if lists is not None else good_lists()[:count]
     before = [tensor.clone() if isinstance(tensor, torch.Tensor) else tensor for tensor in flat(lists)]
-    good = {"chunk_size": CHUNK, "noop_flag": None, **dict(zip(NUMBERS, positional(Options()), strict=True))}
+    good = {"chunk_size": CHUNK, "noop_flag": None, **numbers_of(ADAM)}
     for form in ("multi_tensor_adam", "multi_tensor_adam_capturable") if name == "adam" else ("multi_tensor_amsgrad",):
         with pytest.raises(OpArgumentError, match=text) as caught:
             getattr(module, form)(**{**good, "tensor_lists": lists, **changes})
@@ -118,17 +116,6 @@ def test_lists_of_unequal_length_or_number(adam, amsgrad):
         FusedLambBuilder().load().multi_tensor_lamb(CHUNK, None, lists[:4], 1e-3, 0.9, 0.99, 1e-6, 0, True, 0.0)
 
 
-def test_the_raw_op_refuses_too(adam):
-    grads, params, *states = good_lists()[:4]
-    given = (params, grads, flat(states), [], None, None, None, None)
-    with pytest.raises(ValueError, match="6 options were given"):
-        adam.ops.update(*given, [0.1] * 6, 1, False, CHUNK, adam.isa)
-    with pytest.raises(ValueError, match="avx9"):
-        adam.ops.update(*given, [0.1] * 7, 1, False, CHUNK, "avx9")
-    with pytest.raises(ValueError, match="Prepared list 999 does not exist"):
-        adam.ops.update_prepared(999, None, None, None, None, [0.1] * 7, 1, False, CHUNK, adam.isa)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -139,6 +126,6 @@ def test_the_raw_op_refuses_too(adam):
     ],
 )
 def test_tensors_for_numbers_are_checked_as_numbers_but_in_the_capturable_form(adam, name, value, text):
-    numbers = {**dict(zip(NUMBERS, positional(Options()), strict=True)), name: value}
+    numbers = {**numbers_of(ADAM), name: value}
     with pytest.raises(OpArgumentError, match=text):
         adam.multi_tensor_adam(CHUNK, None, good_lists()[:4], **numbers)

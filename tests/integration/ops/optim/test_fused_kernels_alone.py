@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import re
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,31 +19,28 @@ import torch
 from op_builder import cpu, cuda, env
 from op_builder.load import resolver
 from op_builder.system.cpu_isa import supported_isas
+from tests.support.environments import ROOT
+from tests.support.fused_cases import FUSED_KINDS, assert_guards_untouched, moved
 from tests.support.optimizer_reference import (
-    ADAM,
-    AMSGRAD,
     DTYPES,
     FLOATS,
     LAMB,
-    LION,
     Kind,
     Tensors,
     as_lists,
     load_fused,
     make_tensors,
 )
-from tests.support.watched_programs import ROOT
 
 FLAGS = (
     *("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-shared"),
     *("-fPIC", "-mfma", "-fsanitize=undefined", "-fno-sanitize-recover=all"),
     *("-Icsrc", "-Itests/support/native/cuda_on_host"),
 )
-GUARD = 16  # elements around each array
 MOST_STATES = 3
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(FLOATS)}
 
-every_kind = pytest.mark.parametrize("kind", [ADAM, AMSGRAD, LION, LAMB], ids=str)
+every_kind = pytest.mark.parametrize("kind", FUSED_KINDS, ids=str)
 needs_fma = pytest.mark.skipif("avx2" not in supported_isas(), reason="the CPU has no fused multiply-add")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
@@ -75,27 +69,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources = ["tests/support/native/fused_on_host.cpp", *sorted(map(str, ROOT.glob("csrc/kernels/cuda/*.cu")))]
     subprocess.run(["g++", *FLAGS, "-x", "c++", *sources, "-o", str(library)], check=True, cwd=ROOT)
     return ctypes.CDLL(str(library))
-
-
-def moved(tensors: Tensors, offsets: Sequence[int]) -> Tensors:
-    """Copies that lie that many elements behind an aligned address, between guards."""
-    places = iter(offsets)
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        begin = GUARD + next(places)
-        storage = torch.full((begin + tensor.numel() + GUARD,), 0.5, dtype=tensor.dtype)
-        view = storage[begin : begin + tensor.numel()]
-        return view.copy_(tensor)
-
-    return tensors.map(copy)
-
-
-def assert_guards_untouched(tensors: Tensors) -> None:
-    for tensor in tensors:
-        storage = tensor.new_empty(0).set_(tensor.untyped_storage())
-        begin = tensor.storage_offset()
-        assert (storage[:begin] == 0.5).all()
-        assert (storage[begin + tensor.numel() :] == 0.5).all()
 
 
 def make_cases(kind: Kind) -> list[Tensors]:
@@ -207,26 +180,6 @@ def test_nvcc_compiles_them_without_a_warning(name: str) -> None:
     assert "aoti_torch_get_current_cuda_stream" in symbols
     assert "_ZN2at" not in symbols
     assert "_ZN3c10" not in symbols
-
-
-@pytest.mark.slow
-@needs_nvcc
-def test_aligned_elements_are_loaded_and_stored_four_or_eight_at_a_time(tmp_path: Path) -> None:
-    command = ["nvcc", "-std=c++17", "-O3", "-fmad=false", "-Icsrc", "-arch=sm_90", "-ptx", "-o", tmp_path / "ptx"]
-    subprocess.run([*command, "csrc/kernels/cuda/fused_adam.cu"], check=True, cwd=ROOT)
-    moved = Counter(re.findall(r"\b((?:ld|st)\.global\.v4\.\w+)", (tmp_path / "ptx").read_text()))
-    expected: Counter[str] = Counter()
-    for types in DTYPES:
-        param, grad, state = (dtype.itemsize for dtype in types)
-        arrays = (param, grad, state, state)
-        if max(arrays) == 2:  # eight elements in 16 bytes, one vector of each array under way
-            expected.update({"ld.global.v4.u32": 4, "st.global.v4.u32": 3})
-            continue
-        for role, size in enumerate(arrays):  # four elements, two vectors
-            kind = "v4.f32" if size == 4 else "v4.u16"
-            expected[f"ld.global.{kind}"] += 2
-            expected[f"st.global.{kind}"] += 2 * (role != 1)
-    assert moved == expected
 
 
 def test_the_binary_for_cuda_is_the_declaration_of_the_cpu_with_kernels_added() -> None:

@@ -1,26 +1,32 @@
-"""The fused optimizers on the CPU: they give the bits of the CPU optimizers, whose tests compare these with float64."""
+"""The fused optimizers, wherever they run, have the bits of the CPU optimizers, whose tests compare with float64."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
 
-from op_builder import env
-from op_builder.ops.optim.fused_op import FusedOp
+from op_builder import cuda, env, xpu
+from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.fused_cases import CHUNK, assert_same, lists_of
+from tests.support.fused_cases import (
+    CHUNK,
+    FUSED_KINDS,
+    apply,
+    assert_guards_untouched,
+    lists_of,
+    moved,
+    numbers_of,
+)
 from tests.support.optimizer_reference import (
     ADAM,
-    AMSGRAD,
     DTYPES,
+    FLOATS,
     LAMB,
     LION,
     Kind,
-    Tensors,
     as_lists,
     assert_same_bits,
     load,
@@ -28,109 +34,181 @@ from tests.support.optimizer_reference import (
     make_tensors,
     threads,
 )
+from tests.support.sycl_ops import needs_runtime
+from tests.support.training_tensors import Tensors
 
-KINDS = (ADAM, AMSGRAD, LION, LAMB)
-NOOP = torch.zeros(1, dtype=torch.int32)
-SKIP = torch.ones(1, dtype=torch.int32)
-
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
-
-
-def make_cases(kind: Kind, offset: int = 0) -> list[Tensors]:
-    """One of each length and combination of types."""
-    lengths = (0, 1, 15, 17, 1000, 4097)
-    return [make_tensors(kind, n, *types, seed=n, offset=offset) for n in lengths for types in DTYPES]
-
-
-def apply(module: FusedOp, kind: Kind, cases: Sequence[Tensors], flag: torch.Tensor | None = None, **also: Any) -> None:
-    """Update ``cases`` with the function of many tensors."""
-    given = {**kind.options}
-    if "adamw_mode" in given:
-        given["mode"] = int(given.pop("adamw_mode"))
-    given.update({"step": 3, **also})
-    in_tensors = kind is ADAM and not isinstance(given["step"], int)  # only this kind has a form of its own for them
-    update = getattr(module, f"multi_tensor_{kind.name}{'_capturable' if in_tensors else ''}")
-    update(CHUNK, flag, lists_of(cases), **given)
+ISAS = supported_isas()
+MARKS = {
+    "cuda": (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+    "sycl": (needs_runtime,),
+    "sycl, all types": (needs_runtime, pytest.mark.slow),
+}
+# A SYCL kernel is compiled when a combination of types is first used.
+FEW_TYPES = [(torch.float32,) * 3, (torch.bfloat16, torch.bfloat16, torch.float32)]
+FEW_TYPES += [(torch.float16, torch.float32, torch.float16), (torch.bfloat16,) * 3]
 
 
-@every_kind
-@pytest.mark.parametrize("isa", supported_isas())
-def test_updates_have_the_bits_of_the_cpu_optimizer_on_all_types_lengths_and_alignments(kind, isa):
-    ops = load_fused(kind).ops
-    with env.scope(ACCEL_CPU_ISA=isa):
-        module = FusedOp(ops)
-    expected = make_cases(kind)
-    load(kind, isa).update_list(as_lists(expected), 3, list(kind.options.values()))
+def pairs(*places: str) -> pytest.MarkDecorator:
+    """Each kind at each place: an instruction set of the CPU, a CUDA device, or SYCL's CPU device."""
+    return pytest.mark.parametrize(
+        ("kind", "place"),
+        [
+            pytest.param(kind, place, marks=MARKS.get(place, ()), id=f"{kind}-{place}")
+            for place in places
+            for kind in ((ADAM, LION) if place.startswith("sycl") else FUSED_KINDS)
+        ],
+    )
+
+
+every_kind = pytest.mark.parametrize("kind", FUSED_KINDS, ids=str)
+every_device = pairs(ISAS[-1], "cuda", "sycl")
+
+
+def load_at(kind: Kind, place: str) -> FusedOp:
+    if place in ISAS:
+        ops = load_fused(kind).ops  # first, because what is loaded keeps its instruction set
+        with env.scope(ACCEL_CPU_ISA=place):
+            return FusedOp(ops)
+    module: FusedOp = getattr(cuda if place == "cuda" else xpu, f"Fused{kind.name.capitalize()}Builder")().load()
+    return module
+
+
+def device_of(place: str) -> str:
+    return "cuda" if place == "cuda" else "cpu"
+
+
+def options_of(kind: Kind) -> list[float]:
+    return [float(value) for value in kind.options.values()]
+
+
+def make_cases(kind: Kind, place: str, offset: int = 0) -> list[Tensors]:
+    """One of each length and combination of types, between guards."""
+    types = FEW_TYPES if place == "sycl" else DTYPES
+    cases = [make_tensors(kind, n, *each, seed=n) for n in (0, 1, 15, 17, 1000, 4097) for each in types]
+    return [moved(case, (offset,) * 5, device_of(place)) for case in cases]
+
+
+def check(kind: Kind, place: str, cases: Iterable[Tensors], expected: Iterable[Tensors], near: bool = False) -> None:
+    """Raise unless the bits are equal; on a device LAMB's only nearly, as norms are added up in another order."""
+    # The kernels of devices round as those CPU kernels do that have a fused multiply-add.
+    near = place not in ISAS and (near or kind is LAMB or ISAS[-1] == "baseline")
+    for case, wanted in zip(cases, expected, strict=True):
+        assert_guards_untouched(case)
+        found = case.map(torch.Tensor.cpu)
+        for one, other in zip((found.param, *found.states), (wanted.param, *wanted.states), strict=True):
+            if near:
+                torch.testing.assert_close(one, other)
+            else:
+                assert torch.equal(one, other)
+
+
+@pairs(*ISAS, "cuda", "sycl", "sycl, all types")
+def test_updates_have_the_bits_of_the_cpu_optimizer_on_all_types_lengths_and_alignments(kind: Kind, place: str) -> None:
+    module, go = load_at(kind, place), torch.zeros(1, dtype=torch.int32, device=device_of(place))
+    expected = [case.map(torch.Tensor.cpu) for case in make_cases(kind, place)]
+    load(kind, place if place in ISAS else None).update_list(as_lists(expected), 3, options_of(kind))
     for offset in (0, 1, 3, 7):
-        cases = make_cases(kind, offset)
-        apply(module, kind, cases, NOOP)
-        for case, twin in zip(cases, expected, strict=True):
-            assert_same_bits(case, twin)
+        cases = make_cases(kind, place, offset)
+        apply(module, kind, cases, go)
+        check(kind, place, cases, expected)
 
 
-@every_kind
-def test_every_option_has_the_effect_that_it_has_on_the_cpu_optimizer(kind):
-    module = load_fused(kind)
+@every_device
+def test_more_tensors_than_one_launch_takes_are_all_updated(kind: Kind, place: str) -> None:
+    expected = [make_tensors(kind, n, seed=n) for n in (*(n % 300 for n in range(1000)), 3_000_001)]
+    cases = [moved(case, (0,) * 5, device_of(place)) for case in expected]
+    apply(load_at(kind, place), kind, cases)
+    load(kind).update_list(as_lists(expected), 3, options_of(kind))
+    check(kind, place, cases, expected)
+
+
+@every_device
+def test_every_option_has_the_effect_that_it_has_on_the_cpu_optimizer(kind: Kind, place: str) -> None:
+    module = load_at(kind, place)
     for change, step in itertools.product(kind.variants, (1, 1000)):
-        case, twin = make_tensors(kind, 777), make_tensors(kind, 777)
+        if kind is LAMB and place == "cuda" and "lr" in change:
+            continue  # magnifies how the norms differ
+        expected = make_tensors(kind, 777)
+        case = moved(expected, (0,) * 5, device_of(place))
         options = [float(value) for value in {**kind.options, **change}.values()]
         module.update_list(as_lists([case]), options, step)
-        load(kind).update_list(as_lists([twin]), step, options)
-        assert_same_bits(case, twin)
+        load(kind).update_list(as_lists([expected]), step, options)
+        check(kind, place, [case], [expected])
     if "adamw_mode" in kind.options:
-        case, twin = make_tensors(kind, 777), make_tensors(kind, 777)
-        apply(module, kind, [case], mode=0)
-        load(kind).update_list(as_lists([twin]), 3, list({**kind.options, "adamw_mode": False}.values()))
-        assert_same_bits(case, twin)
+        expected = make_tensors(kind, 777)
+        case = moved(expected, (0,) * 5, device_of(place))
+        apply(module, kind, [case], adamw_mode=False)
+        load(kind).update_list(as_lists([expected]), 3, list({**kind.options, "adamw_mode": False}.values()))
+        check(kind, place, [case], [expected])
 
 
 @every_kind
-def test_the_number_of_threads_changes_no_bit(kind):
-    given = [make_tensors(kind, n, seed=n) for n in (5, 70_000, 200_001)]
+def test_the_number_of_threads_changes_no_bit(kind: Kind) -> None:
     results = []
     for count in (1, 2, 3):
-        cases = [case.clone() for case in given]
+        cases = [make_tensors(kind, n, seed=n) for n in (5, 70_000, 200_001)]
         with threads(count):
             apply(load_fused(kind), kind, cases)
-        results.append([tensor for case in cases for tensor in case])
+        results.append(cases)
     for other in results[1:]:
-        assert_same(results[0], other)
+        check(kind, ISAS[-1], results[0], other)
 
 
-@every_kind
-def test_a_step_reads_and_changes_what_is_in_tensors_unless_it_is_skipped(kind):
+@every_device
+def test_a_step_reads_and_changes_what_is_in_tensors_unless_it_is_skipped(kind: Kind, place: str) -> None:
     """The rate, the scale of gradients, and the steps, which are counted up."""
-    module = load_fused(kind)
-    cases, same = make_cases(kind), make_cases(kind)
+    module, device = load_at(kind, place), device_of(place)
+    cases = make_cases(kind, place)
+    same = [case.map(torch.Tensor.cpu) for case in cases]
     for case in cases:
         case.grad.mul_(4)
-    before = [case.clone() for case in cases]
-    steps = [torch.tensor(float(i % 3)) for i in range(len(cases))]
+    before = [case.map(torch.Tensor.cpu).clone() for case in cases]
+    done = [(0, 1, 999, 123_456)[i % 4] for i in range(len(cases))]
+    steps = [torch.tensor(float(step), device=device) for step in done]
+    flags = [torch.tensor([value], dtype=torch.int32, device=device) for value in (0, 1)]
+    infs = [torch.tensor([value], device=device) for value in (0.0, 1.0)]
     lr = torch.tensor(1e-2)
-    given = {"lr": lr, "grad_scale": torch.tensor(4.0)}
+    given = {"lr": lr.to(device), "grad_scale": torch.tensor(4.0, device=device)}
     if kind is not LION:
         given["step"] = steps
-    for flag, found_inf in ((SKIP, torch.zeros(1)), (NOOP, torch.ones(1))):
+    for flag, found_inf in ((flags[1], infs[0]), (flags[0], infs[1])):
         apply(module, kind, cases, flag, found_inf=found_inf, **given)
-    for case, then in zip(cases, before, strict=True):
-        assert_same_bits(case, then)
-    assert [float(step) for step in steps] == [i % 3 for i in range(len(cases))]
-    apply(module, kind, cases, NOOP, found_inf=torch.zeros(1), **given)
-    for i, (case, twin) in enumerate(zip(cases, same, strict=True)):
-        apply(module, kind, [twin], lr=float(lr), **({} if kind is LION else {"step": i % 3 + 1}))
-        assert_same([case.param, *case.states], [twin.param, *twin.states])
-    assert kind is LION or [float(step) for step in steps] == [i % 3 + 1 for i in range(len(cases))]
+    check(kind, ISAS[-1], [case.map(torch.Tensor.cpu) for case in cases], before)
+    assert [float(step) for step in steps] == done
+    apply(module, kind, cases, flags[0], found_inf=infs[0], **given)
+    for case, step in zip(same, done, strict=True):
+        apply(load_fused(kind), kind, [case], lr=float(lr), **({} if kind is LION else {"step": step + 1}))
+    check(kind, place, cases, same, near=True)
+    assert kind is LION or [float(step) for step in steps] == [step + 1 for step in done]
 
 
-def test_the_capturable_form_takes_one_step_for_all():
-    cases, same = make_cases(ADAM), make_cases(ADAM)
-    step, lr = torch.tensor(2.0), torch.tensor(1e-2)
-    load_fused(ADAM).multi_tensor_adam_capturable(
-        *(CHUNK, NOOP, lists_of(cases), lr, 0.9, 0.999, 1e-8, step, 1, True, 0.01)
-    )
+@pytest.mark.parametrize("place", [ISAS[-1], *(pytest.param(name, marks=MARKS[name]) for name in ("cuda", "sycl"))])
+def test_the_capturable_form_takes_one_step_for_all_or_one_for_each_of_many(place: str) -> None:
+    module, device = load_at(ADAM, place), device_of(place)
+    step = torch.tensor(2.0, device=device)
+    cases, same = make_cases(ADAM, place), [case.map(torch.Tensor.cpu) for case in make_cases(ADAM, place)]
+    apply(module, ADAM, cases, lr=torch.tensor(1e-2, device=device), step=step)
     assert float(step) == 3
-    apply(load_fused(ADAM), ADAM, same, lr=float(lr))
-    for case, twin in zip(cases, same, strict=True):
+    apply(load_fused(ADAM), ADAM, same, lr=float(torch.tensor(1e-2)))
+    check(ADAM, place, cases, same, near=True)
+    steps = [torch.tensor(float(i), device=device) for i in range(300)]
+    apply(module, ADAM, [moved(make_tensors(ADAM, 3), (0,) * 5, device) for _ in steps], step=steps)
+    assert [int(step) for step in steps] == list(range(1, 301))
+
+
+@every_device
+def test_new_gradients_in_every_update_do_what_a_call_with_all_tensors_does(kind: Kind, place: str) -> None:
+    module, device, lengths = load_at(kind, place), device_of(place), (5, 1000, 0, 70_001)
+    cases, twins = ([make_tensors(kind, n, seed=n).map(lambda x: x.to(device)) for n in lengths] for _ in range(2))
+    steps, counters = ([torch.tensor(2.0, device=device) for _ in lengths] for _ in range(2))
+    prepared = module.prepare(as_lists(cases), steps)
+    for seed, dtype in enumerate([torch.float32] * 3 if place == "sycl" else FLOATS):
+        grads = [make_tensors(kind, n, seed=seed + 7).grad.to(device, dtype) for n in lengths]
+        prepared.replace_grads(grads)
+        prepared.update(options_of(kind), Control())
+        module.update_list(as_lists(twins)._replace(grads=grads), options_of(kind), counters)
+    assert all(map(torch.equal, steps, counters))
+    for case, twin in zip(cases, twins, strict=True):
         assert_same_bits(case, twin)
 
 
@@ -157,3 +235,67 @@ def test_lamb_of_one_tensor_scales_the_step_by_the_corrections(mode: int) -> Non
     torch.testing.assert_close(m.double(), first, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(v.double(), second, rtol=1e-5, atol=1e-7)
     assert torch.equal(copy, p.bfloat16())
+
+
+# As torch ops -----------------------------------------------------------------------------------
+
+
+def flat(cases: Sequence[Tensors]) -> tuple[list[torch.Tensor], ...]:
+    """Parameters, gradients and states as the raw ops take them."""
+    grads, params, *states = lists_of(cases)
+    return params, grads, [tensor for column in states for tensor in column]
+
+
+@pairs(ISAS[-1], "sycl")
+@pytest.mark.parametrize("in_tensors", [False, True])
+def test_opcheck(kind: Kind, place: str, in_tensors: bool) -> None:
+    module, tensors = load_at(kind, place), flat([make_tensors(kind, n, seed=n) for n in (17, 0, 64)])
+    steps = [torch.tensor(1.0) for _ in range(3)] if in_tensors else []
+    control = [torch.tensor(1e-2), torch.zeros(1, dtype=torch.int32), torch.ones(()), torch.zeros(1)]
+    given = (*tensors, steps, *(control if in_tensors else [None] * 4), options_of(kind), 3, False, CHUNK, module.isa)
+    torch.library.opcheck(module.ops.update.default, given)
+    schema = module.ops.update.default._schema
+    assert not schema.returns
+    changed = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    assert changed == ["params", "states", "steps"]
+
+
+@every_kind
+def test_opcheck_of_prepared_lists(kind: Kind) -> None:
+    """Of what does not trace them: see test_cpu_adam_torch_op.py."""
+    ops = load_fused(kind).ops
+    given = (*flat([make_tensors(kind, n) for n in (17, 64)]), [torch.tensor(0.0), torch.tensor(0.0)])
+    untraced = ("test_schema", "test_autograd_registration")
+    torch.library.opcheck(ops.prepare.default, given, test_utils=untraced)
+    number = ops.prepare.default(*given)
+    grads = [torch.ones(17), torch.ones(64)]
+    torch.library.opcheck(ops.replace_grads.default, (number, grads), test_utils=(*untraced, "test_faketensor"))
+    ops.forget.default(number)
+
+
+def test_the_capturable_form_compiles_as_one_graph() -> None:
+    module = load_fused(ADAM)
+
+    def train_step(case: Tensors, lr: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        apply(module, ADAM, [Tensors(case.param, case.grad * 2, case.states)], lr=lr, step=step)
+        return case.param + step
+
+    lr, steps = torch.tensor(1e-2), (torch.tensor(2.0), torch.tensor(2.0))
+    eager, compiled = make_tensors(ADAM, 1000), make_tensors(ADAM, 1000)
+    expected = train_step(eager, lr, steps[0])
+    in_graph = torch.compile(train_step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(in_graph(compiled, lr, steps[1]), expected)
+    assert steps[1] == 3
+    assert_same_bits(compiled, eager)
+
+
+def test_autograd_notices_an_update_between_forward_and_backward() -> None:
+    leaf = torch.nn.Parameter(torch.rand(8))
+    loss = (leaf * leaf).sum()
+    apply(load_fused(ADAM), ADAM, [Tensors(leaf, torch.ones(8), (torch.zeros(8), torch.zeros(8)))])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_lists_of_nothing_do_nothing() -> None:
+    load_fused(ADAM).multi_tensor_adam(CHUNK, None, [[], [], [], []], **numbers_of(ADAM))

@@ -9,8 +9,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from tests.support.adam_reference import Options
-from tests.support.optimizer_reference import FLOATS, threads
+from tests.support.optimizer_reference import ADAM, FLOATS, threads
 
 LENGTHS = (0, 1, 3, 15, 16, 31, 32, 33, 1000, 65_535, 65_536, 65_537, 200_003)
 
@@ -121,5 +120,5 @@ def test_the_norm_of_a_prepared_list_is_that_of_its_gradients_now(cpu_adam):
     assert prepared.grad_norm() == 2.0
     prepared.replace_grads([torch.full((3,), 4.0), torch.full((1,), 4.0)])
     assert prepared.grad_norm() == 8.0
-    prepared.update(Options().listed(), Pass(zero_grads=True))
+    prepared.update(list(ADAM.options.values()), Pass(zero_grads=True))
     assert prepared.grad_norm() == 0.0

@@ -14,6 +14,7 @@ from op_builder import env
 from op_builder.errors import EnvironmentValueError, OpArgumentError
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.list_cases import AS_PARAM, PACKED, STOCHASTIC, Case, make
 from tests.support.optimizer_reference import (
     ADAM,
     KINDS,
@@ -27,7 +28,6 @@ from tests.support.optimizer_reference import (
 )
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
-HALVES = [torch.bfloat16] * 3
 
 #: The functions of one tensor; those of Adam, Adagrad and Lion are fixed by the interface, the others are like them.
 SIGNATURES = {
@@ -105,6 +105,9 @@ def test_functions_of_one_tensor_take_what_the_interface_says(name):
         for parameter in parameters
     ]
     assert " ".join(said) == SIGNATURES[name]
+    for arguments, keywords in (((), {}), ((1,) * 20, {}), ((1,), {"optimizer_id": 1}), ((1,), {"other": 1})):
+        with pytest.raises(TypeError, match=rf"{name}\(\) takes \(optimizer_id, "):
+            getattr(load(kind), name)(*arguments, **keywords)
 
 
 @every_kind
@@ -333,11 +336,13 @@ def test_empty_lists_and_tensors_do_nothing(kind):
     Single(kind).update(**Single(kind).arguments(**dict.fromkeys(kind.roles, torch.empty(0))))
 
 
-@every_kind
-def test_opcheck_of_the_update(kind):
-    members = [make_tensors(kind, 17), *(make_tensors(kind, numel, *HALVES) for numel in (0, 300))]
-    copies = [torch.zeros_like(one.param, dtype=torch.bfloat16) for one in members]
-    tensors = as_lists(members, copies).positional()
-    also = Pass(-0.5, zero_grads=True).positional()
-    arguments = (*tensors, 3, [float(value) for value in kind.options.values()], *also, load(kind).isa)
+@pytest.mark.parametrize(
+    ("kind", "storage"), [*((kind, AS_PARAM) for kind in KINDS), (ADAM, PACKED), (ADAM, STOCHASTIC)], ids=str
+)
+def test_opcheck_of_the_update(kind, storage):
+    case = Case(torch.bfloat16, torch.bfloat16, storage, torch.bfloat16, (17, 0, 300), kind=kind)
+    settings = case.settings(grad_scale=-0.5, zero_grads=True, seed=3).positional()
+    options = [float(value) for value in kind.options.values()]
+    arguments = (*make(case).lists.positional(), 3, options, *settings, load(kind).isa)
     torch.library.opcheck(load(kind).ops.update.default, arguments)
+    torch.library.opcheck(load(kind).ops.update.default, (*arguments, [5 + (1 << 32), 6, 7]))

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULion, FusedAdam
+from op_builder.ops import CPUSGD, CPUAdam, CPULion, FusedAdam
 from op_builder.ops.optim.host_optimizer import HostOptimizer
 from tests.support.optimizer_cases import (
     HOST,
+    PACKING,
     CPUAmsgrad,
     assert_close,
     assert_equal,
@@ -25,8 +26,6 @@ from tests.support.optimizer_cases import (
     run,
     set_grads,
 )
-
-PACKING = [CPUAdam, CPUAdagrad, CPULion, CPUSGD]
 
 every_optimizer = pytest.mark.parametrize("optimizer", HOST)
 every_packing = pytest.mark.parametrize("optimizer", PACKING)
@@ -468,17 +467,3 @@ def test_a_loaded_step_that_is_no_number_is_refused(optimizer: type[Any], step: 
     state["state"][0]["step"] = step
     with pytest.raises(OpArgumentError, match=r"The state of parameter 0 of group 0 .* has step"):
         optimizer(make_params()).load_state_dict(state)
-
-
-@every_packing
-@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
-def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], states: str) -> None:
-    params = make_params()
-    made = optimizer(params, states=states)
-    run(made, params, 3)
-    others = copy.deepcopy(params)
-    other = optimizer(others, states=states)
-    other.load_state_dict(pickle.loads(pickle.dumps(made.state_dict())))
-    run(made, params, 3, first=4)
-    run(other, others, 3, first=4)
-    assert_equal(params, others)

@@ -2,67 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from tests.support.adam_reference import Options
+from op_builder.system.cpu_isa import supported_isas
 from tests.support.list_cases import (
-    FLOATS,
     PACKED,
     STOCHASTIC,
-    STORAGES,
     Case,
     all_cases,
     assert_same_bits,
+    assert_unchanged,
+    copy_of,
     make,
+    storages_of,
     update_apart,
 )
-from tests.support.optimizer_reference import threads
+from tests.support.optimizer_reference import ADAM, FLOATS, KINDS, Kind, load, threads
 
-OPTIONS = Options().listed()
+OPTIONS = list(ADAM.options.values())
 STEP = 3
 
 
-def pass_of(case: Case, **arguments) -> Pass:
-    return Pass(stochastic=case.storage == STOCHASTIC, **arguments)
-
-
-def updated(module: HostOp, case: Case, also: Pass, step: int = STEP, count: int = 1) -> TensorLists:
-    """The case's tensors after one update, nothing around them touched."""
+def check(case: Case, also: Pass, isa: str | None = None, step: int = STEP, count: int = 1) -> None:
+    """Raise unless an update has the bits of doing all apart on aligned tensors, and touches nothing else."""
+    module, options = load(case.kind, isa), list(case.kind.options.values())
     guarded = make(case)  # not with the threads: torch's own functions differ in the last bit with them
     with threads(count):
-        module.update_list(guarded.lists, step, OPTIONS, also)
+        module.update_list(guarded.lists, step, options, also)
     guarded.assert_guards_untouched()
-    return guarded.lists
+    expected = make(dataclasses.replace(case, offset=0)).lists
+    update_apart(module, case, expected, step, options, also)
+    assert_same_bits(guarded.lists, expected, case)
 
 
-def updated_apart(module: HostOp, case: Case, also: Pass, step: int = STEP) -> TensorLists:
-    lists = make(case).lists
-    update_apart(module, case, lists, step, OPTIONS, also)
-    return lists
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("isa", supported_isas())
+def test_everything_in_one_pass_is_bit_for_bit_what_it_is_apart(kind: Kind, isa: str) -> None:
+    for case in all_cases(kind):
+        check(case, case.settings(grad_scale=-0.37, zero_grads=True, seed=11), isa)
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=str)
-def test_everything_in_one_pass_is_bit_for_bit_what_it_is_apart(adam_of_isa, case):
-    also = pass_of(case, grad_scale=-0.37, zero_grads=True, seed=11)
-    assert_same_bits(updated(adam_of_isa, case, also), updated_apart(adam_of_isa, case, also))
-
-
-lengths = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 1100), st.just(20_000)), max_size=8)
-cases = st.builds(
-    Case,
-    param=st.sampled_from(FLOATS),
-    grad=st.sampled_from(FLOATS),
-    storage=st.sampled_from(STORAGES),
-    copy=st.sampled_from((None, *FLOATS)),
-    lengths=lengths.map(tuple),
-    offset=st.integers(0, 3),
-    seed=st.integers(0, 1000),
+lengths = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 1100), st.sampled_from((20_000, 40_000))), max_size=8)
+cases = st.sampled_from(KINDS).flatmap(
+    lambda kind: st.builds(
+        Case,
+        param=st.sampled_from(FLOATS),
+        grad=st.sampled_from(FLOATS),
+        storage=st.sampled_from(storages_of(kind)),
+        copy=st.sampled_from((None, *FLOATS)),
+        lengths=lengths.map(tuple),
+        offset=st.integers(0, 3),
+        seed=st.integers(0, 1000),
+        kind=st.just(kind),
+    )
 )
 passes = st.fixed_dictionaries(
     {
@@ -75,10 +74,8 @@ passes = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(cases, passes, st.integers(1, 2**40), st.integers(1, 4))
-def test_any_list_gives_the_bits_of_doing_all_apart(cpu_adam, case, arguments, step, count):
-    also = pass_of(case, **arguments)
-    actual = updated(cpu_adam, case, also, step, count)
-    assert_same_bits(actual, updated_apart(cpu_adam, case, also, step))
+def test_any_list_gives_the_bits_of_doing_all_apart(case, arguments, step, count):
+    check(case, case.settings(**arguments), None, step, count)
 
 
 PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
@@ -87,7 +84,7 @@ PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
 @pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
 def test_random_bits_are_those_of_the_given_places(adam_of_isa, storage):
     case = Case(torch.bfloat16, storage=storage, lengths=(300, 5000, 17, 0, 700, 1))
-    also = pass_of(case, seed=5)
+    also = case.settings(seed=5)
     actual, expected = (make(case).lists._replace(places=PLACES) for _ in range(2))
     adam_of_isa.update_list(actual, STEP, OPTIONS, also)
     update_apart(adam_of_isa, case, expected, STEP, OPTIONS, also)
@@ -97,19 +94,14 @@ def test_random_bits_are_those_of_the_given_places(adam_of_isa, storage):
 @pytest.mark.parametrize("places", [[0], [0, 1, 2]], ids=len)
 def test_a_place_for_each_parameter_is_needed(cpu_adam, places):
     given = make(Case(lengths=(300, 20))).lists
-    before = make(Case(lengths=(300, 20))).lists
+    before = copy_of(given)
     lists = given._replace(places=places)
     steps = [torch.tensor(0.0) for _ in range(2)]
     for call in (lambda: cpu_adam.update_list(lists, STEP, OPTIONS), lambda: cpu_adam.prepare(lists, steps)):
         with pytest.raises(OpArgumentError, match=f"2 parameters came with {len(places)} places") as caught:
             call()
         assert caught.value.remedy
-    plain = (STEP, list(OPTIONS), *Pass().positional(), cpu_adam.isa)
-    with pytest.raises(ValueError, match=f"2 parameters came with {len(places)} places"):
-        cpu_adam.ops.update(*given.positional(), *plain, places)
-    with pytest.raises(ValueError, match=f"2 parameters came with {len(places)} places"):
-        cpu_adam.ops.prepare(*given.positional(), steps, places)
-    assert_same_bits(given, before)
+    assert_unchanged(given, before)
 
 
 BAD_LISTS = [
@@ -169,7 +161,7 @@ def test_what_two_parameters_write_must_not_be_the_same(
     memory = torch.ones(900)
     members_of(lists, role)[place] = memory[300:600]
     members_of(lists, with_role)[with_place] = memory[1:301]
-    before = [tensor.clone() for members in lists.positional() for tensor in members]
+    before = copy_of(lists)
 
     def update(also: Pass) -> None:
         if is_prepared:
@@ -180,8 +172,7 @@ def test_what_two_parameters_write_must_not_be_the_same(
     with pytest.raises(OpArgumentError, match=text) as caught:
         update(Pass(zero_grads=True))
     assert caught.value.remedy
-    now = [tensor for members in lists.positional() for tensor in members]
-    assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
+    assert_unchanged(lists, before)
     members_of(lists, role)[place] = torch.ones(300)
     update(Pass(zero_grads=True))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.packed_states import decoded
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import Pass
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.adam_reference import U
+from tests.support.list_cases import AS_PARAM, PACKED, STOCHASTIC, Case, assert_unchanged, copy_of, make, storages_of
+from tests.support.list_cases import assert_same_bits as assert_same_lists
 from tests.support.optimizer_reference import (
     ADAGRAD,
     ADAM,
@@ -37,12 +36,11 @@ from tests.support.optimizer_reference import (
     threads,
     update,
 )
+from tests.support.training_tensors import U
 
 ISAS = supported_isas()
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)
 NORM_PIECE = 1 << 15  # csrc/bindings/optimizer_passes.h: longer tensors of LAMB wait for each other's norms
-PACKING = [kind for kind in KINDS if kind.packs]
-STOCHASTIC = Pass(stochastic=True, seed=11)
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_isa = pytest.mark.parametrize("isa", ISAS)
@@ -83,91 +81,27 @@ def test_norms_reach_over_the_whole_of_a_long_tensor(isa):
         expect(LAMB, tensors, LAMB.options, actual).check(actual)
 
 
-@every_kind
-@every_isa
-def test_alignment_does_not_change_a_bit(kind, isa):
-    for dtype in FLOATS:
-        aligned = update(load(kind, isa), make_tensors(kind, 1000, dtype, dtype, dtype), kind.options)
-        for offset in (1, 2, 3, 7):
-            shifted = make_tensors(kind, 1000, dtype, dtype, dtype, offset=offset)
-            load(kind, isa).update_list(as_lists([shifted]), 3, list(kind.options.values()))
-            assert_same_bits(shifted, aligned)
-
-
-@every_kind
-@every_isa
-def test_nothing_outside_the_tensors_is_written(kind, isa):
-    guard = 64
-    for numel, dtype in itertools.product((1, 15, 17, 63, 1000), FLOATS):
-        storages = [torch.full((numel + 2 * guard,), 0.5, dtype=dtype) for _ in range(len(kind.roles) + 1)]
-        views = [storage[guard:-guard] for storage in storages]
-        lists = TensorLists([views[0]], [views[1]], [[state] for state in views[2:-1]], (), [views[-1]])
-        load(kind, isa).update_list(lists, 3, list(kind.options.values()), Pass(zero_grads=True))
-        for storage in storages:
-            assert (storage[:guard] == 0.5).all()
-            assert (storage[-guard:] == 0.5).all()
-        assert (views[0] != 0.5).all()
-        assert (views[1] == 0).all()
-
-
-def packed_lists(kind: Kind, members: Sequence[Tensors]) -> TensorLists:
-    """The same parameters and gradients with 8-bit states of zero."""
-    plain = as_lists(members)
-    codes = [[torch.zeros(one.param.numel(), dtype=torch.uint8) for one in members] for _ in kind.states]
-    scales = [[torch.zeros(-(-one.param.numel() // QUANT_BLOCK)) for one in members] for _ in kind.states]
-    return TensorLists(plain.params, plain.grads, codes, scales)
-
-
-def contents(lists: TensorLists) -> list[torch.Tensor]:
-    return [tensor.clone() for part in lists.positional() for tensor in part]
-
-
-def assert_equal_contents(lists: TensorLists, expected: Sequence[torch.Tensor]) -> None:
-    for one, other in zip(contents(lists), expected, strict=True):
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
 @every_isa
 @pytest.mark.parametrize(
-    ("kind", "form"),
-    [
-        *((kind, "plain") for kind in KINDS),
-        *((kind, form) for kind in PACKING for form in ("stochastic", "8-bit")),
-    ],
+    ("kind", "storage"),
+    [(kind, storage) for kind in KINDS for storage in storages_of(kind) if storage != AS_PARAM],
     ids=str,
 )
-def test_the_number_of_threads_does_not_change_a_bit(kind, isa, form):
-    lengths = (100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1)
-    dtype = torch.bfloat16 if form == "stochastic" else torch.float32
-    results = []
-    for count in (1, 2, 3):
-        members = [make_tensors(kind, numel, torch.float32, torch.float32, dtype, seed=numel) for numel in lengths]
-        lists = packed_lists(kind, members) if form == "8-bit" else as_lists(members)
+def test_the_number_of_threads_does_not_change_a_bit(kind, isa, storage):
+    case = Case(storage=storage, lengths=(100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1), kind=kind)
+    results = [make(case).lists for _ in range(3)]
+    for count, lists in enumerate(results, start=1):
         with threads(count):
             for step in (1, 2):
-                also = STOCHASTIC if form == "stochastic" else Pass(seed=11)
-                load(kind, isa).update_list(lists, step, list(kind.options.values()), also)
-        results.append(contents(lists))
-    for result in results[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.sampled_from(KINDS), st.lists(st.integers(0, 40_000), min_size=1, max_size=8), st.integers(0, 2**30))
-def test_a_list_gives_the_bits_of_single_updates(kind, lengths, seed):
-    members = [
-        make_tensors(kind, numel, *DTYPES[(seed + i) % len(DTYPES)], seed=seed + i) for i, numel in enumerate(lengths)
-    ]
-    expected = [update(load(kind), one, kind.options) for one in members]
-    load(kind).update_list(as_lists(members), 3, list(kind.options.values()))
-    for actual, single in zip(members, expected, strict=True):
-        assert_same_bits(actual, single)
+                load(kind, isa).update_list(lists, step, list(kind.options.values()), case.settings(seed=11))
+    for lists in results[1:]:
+        assert_same_lists(lists, results[0])
 
 
 @every_kind
 def test_a_prepared_list_gives_the_same_bits_and_counts_the_steps(kind):
     one, other = ([make_tensors(kind, numel, seed=numel) for numel in (40_000, 3, 0)] for _ in range(2))
-    steps = [torch.tensor(0.0), torch.tensor(0.0, dtype=torch.float64), torch.tensor(0)]
+    steps = [torch.tensor(0.0), torch.zeros(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.int64)]
     numbers = [float(value) for value in kind.options.values()]
     prepared = load(kind).prepare(as_lists(one), steps)
     for step in (1, 2, 3):
@@ -176,24 +110,6 @@ def test_a_prepared_list_gives_the_same_bits_and_counts_the_steps(kind):
     assert [float(step) for step in steps] == [3, 3, 3]
     for actual, expected in zip(one, other, strict=True):
         assert_same_bits(actual, expected)
-
-
-@every_kind
-@every_isa
-def test_an_update_scales_copies_and_zeroes_as_separate_passes_would(kind, isa):
-    for dtypes, numel in itertools.product(itertools.product(FLOATS, FLOATS), (5, 5000, NORM_PIECE + 300)):
-        tensors = make_tensors(kind, numel, *dtypes)
-        # A power of two, so that scaling the gradient before is exact, too.
-        alone = update(load(kind, isa), Tensors(tensors.param, tensors.grad * -2, tensors.states), kind.options)
-        for copy_dtype in FLOATS:
-            result = tensors.clone()
-            copy = torch.empty(numel, dtype=copy_dtype)
-            also = Pass(grad_scale=-2.0, zero_grads=True)
-            load(kind, isa).update_list(as_lists([result], [copy]), 3, list(kind.options.values()), also)
-            assert torch.equal(result.param, alone.param)
-            assert all(map(torch.equal, result.states, alone.states))
-            assert torch.equal(copy, result.param.to(copy_dtype))
-            assert (result.grad == 0).all()
 
 
 @every_kind
@@ -315,25 +231,6 @@ def test_zeros_beyond_the_end_do_not_count_without_an_eps(isa):
     expect(LAMB, tensors, options, actual).check(actual)
 
 
-def grads_of(numel: int, steps: int) -> Iterator[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        yield torch.randn(numel, generator=generator)
-
-
-def run_steps(kind: Kind, options: dict, numel: int, steps: int) -> tuple[Tensors, Reference]:
-    """Many updates from states of zero, by the op and by the reference."""
-    tensors = make_tensors(kind, numel)
-    for state in tensors.states:
-        state.zero_()
-    reference = Reference.of(kind, options, tensors)
-    for step, grad in enumerate(grads_of(numel, steps), start=1):
-        tensors.grad.copy_(grad)
-        load(kind).update_list(as_lists([tensors]), step, list(options.values()))
-        reference.step(grad, step)
-    return tensors, reference
-
-
 PEERS = {
     "Adam": (ADAM, {"adamw_mode": False}),
     "AdamW": (ADAM, {}),
@@ -347,68 +244,46 @@ PEERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "peer", [name if name == "AdamW" else pytest.param(name, marks=pytest.mark.slow) for name in PEERS]
-)
-def test_1000_steps_stay_beside_torch_in_float64(peer):
+@pytest.mark.parametrize("peer", PEERS)
+def test_many_steps_stay_beside_torch_in_float64(peer):
     """Within the running error bound, and that is small: ten roundings of the largest parameter in every step."""
-    kind, change = PEERS[peer]
+    steps, (kind, change) = 100, PEERS[peer]
     options = {**kind.options, **change}
-    tensors, reference = run_steps(kind, options, 511, 1000)
-    theirs = torch.nn.Parameter(make_tensors(kind, 511).param.double())
+    tensors = make_tensors(kind, 511)
+    for state in tensors.states:
+        state.zero_()
+    reference = Reference.of(kind, options, tensors)
+    theirs = torch.nn.Parameter(tensors.param.double())
+    largest = float(theirs.detach().abs().max())
     given = {name: value for name, value in options.items() if name not in ("adamw_mode", "bias_correction")}
     if "beta1" in given:
         given["betas"] = (given.pop("beta1"), given.pop("beta2"))
     if kind is AMSGRAD:
         given["amsgrad"] = True
-        assert (tensors.states[2] > 1.5 * tensors.states[1]).double().mean() > 0.9  # the maximum matters
     optimizer = getattr(torch.optim, peer.partition(",")[0])([theirs], **given)
-    for grad in grads_of(511, 1000):
-        theirs.grad = grad.double()
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, steps + 1):
+        tensors.grad.copy_(torch.randn(511, generator=generator))
+        load(kind).update_list(as_lists([tensors]), step, list(options.values()))
+        reference.step(tensors.grad, step)
+        theirs.grad = tensors.grad.double()
         optimizer.step()
+    if kind is AMSGRAD:
+        assert (tensors.states[2] > 1.5 * tensors.states[1]).double().mean() > 0.5  # the maximum matters
     torch.testing.assert_close(reference.param.value, theirs.detach(), rtol=1e-10, atol=1e-12)
     reference.check(tensors)
-    bound = 10 * U * 1000 * float(make_tensors(kind, 511).param.abs().max())
+    bound = 10 * U * steps * largest
     assert reference.param.error.max() < bound
     assert (tensors.param.double() - theirs.detach()).abs().max() < bound
 
 
-@pytest.mark.parametrize("kind", [LION, pytest.param(LAMB, marks=pytest.mark.slow)], ids=str)
-def test_1000_steps_stay_beside_the_float64_formula(kind):
-    tensors, reference = run_steps(kind, kind.options, 511, 1000)
-    reference.check(tensors)
-    assert (tensors.param.double() - reference.param.value).abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("kind", PACKING, ids=str)
-@every_isa
-def test_one_update_of_packed_states_is_off_by_one_code_at_most(kind, isa):
-    tensors = make_tensors(kind, 1000)
-    for state in tensors.states:
-        state.zero_()
-    exact = update(load(kind, isa), tensors, kind.options, step=1)
-    packed = packed_lists(kind, [tensors.clone()])
-    load(kind, isa).update_list(packed, 1, list(kind.options.values()))
-    assert torch.equal(packed.params[0], exact.param)
-    for name, (codes,), (scale,), plain in zip(kind.states, packed.states, packed.scales, exact.states, strict=True):
-        found = decoded(codes, scale, name.endswith("sq"))
-        # Three bits of fraction: codes lie at most 1/8 apart, or as far as the smallest one is from zero.
-        floor = decoded(torch.ones_like(codes), scale, name.endswith("sq"))
-        assert ((found - plain).abs() <= 0.126 * plain.abs() + floor).all()
-    rounded = [state.bfloat16() for state in tensors.states]
-    lists = as_lists([Tensors(tensors.param.clone(), tensors.grad, tuple(rounded))])
-    load(kind, isa).update_list(lists, 1, list(kind.options.values()), STOCHASTIC)
-    for state, plain in zip(rounded, exact.states, strict=True):
-        assert ((state.float() - plain).abs() <= 2.0**-7 * plain.abs()).all()
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.packs], ids=str)
-@pytest.mark.parametrize("form", ["stochastic", "8-bit"])
-def test_packed_states_are_refused_where_there_are_none_and_it_is_said_what_to_pass(kind, form):
-    tensors = make_tensors(kind, 300, torch.float32, torch.float32, torch.bfloat16)
-    lists = as_lists([tensors]) if form == "stochastic" else packed_lists(kind, [tensors])
-    before = contents(lists)
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
+def test_packed_states_are_refused_where_there_are_none_and_it_is_said_what_to_pass(kind, storage):
+    case = Case(storage=storage, lengths=(300,), kind=kind)
+    lists = make(case).lists
+    before = copy_of(lists)
     with pytest.raises(OpArgumentError, match="does not support states in bytes") as caught:
-        load(kind).update_list(lists, 1, list(kind.options.values()), Pass(stochastic=form == "stochastic"))
+        load(kind).update_list(lists, 1, list(kind.options.values()), case.settings())
     assert "stochastic=False" in caught.value.remedy
-    assert_equal_contents(lists, before)
+    assert_unchanged(lists, before)

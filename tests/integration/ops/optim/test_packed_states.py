@@ -14,12 +14,11 @@ import torch
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
-from tests.support.adam_reference import Options
+from tests.support.optimizer_reference import ADAM
 from tests.support.packed_reference import (
     LARGEST,
     LEAST_SCALE,
     ZERO,
-    code_values,
     decode_8bit,
     encode_8bit,
 )
@@ -27,9 +26,9 @@ from tests.support.packed_reference import (
 NAMES = ("exp_avg", "exp_avg_sq")
 
 # With these the moments become the gradient and its square, and the parameter stays.
-KEEP_NOTHING = Options(lr=0.0, beta1=0.0, beta2=0.0, weight_decay=0.0).listed()
+KEEP_NOTHING = list({**ADAM.options, "lr": 0.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0}.values())
 # With these the moments only decay, by a tenth and by a thousandth a step.
-DECAY = Options(lr=0.0, weight_decay=0.0).listed()
+DECAY = list({**ADAM.options, "lr": 0.0, "weight_decay": 0.0}.values())
 
 
 def sigmas(probability_of_failure: float = 1e-9) -> float:
@@ -74,24 +73,6 @@ def spread(numel: int, seed: int = 0, decades: float = 6.0) -> torch.Tensor:
 # bfloat16, rounded at random -----------------------------------------------------------------------
 
 
-def test_only_the_two_neighbours_occur(cpu_adam):
-    values = spread(100_000)
-    below = (values.view(torch.int32) & -(2**16)).view(torch.float32)  # towards zero
-    above = ((values.view(torch.int32) & -(2**16)) + 2**16).view(torch.float32)
-    stored, _ = as_bfloat16(cpu_adam, values)
-    stored = stored.float()
-    assert ((stored == below) | (stored == above)).all()
-    assert 0.4 < (stored == below).float().mean() < 0.6
-
-
-def test_what_bfloat16_holds_is_kept_exactly(cpu_adam):
-    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
-    stored, _ = as_bfloat16(cpu_adam, values)
-    number = ~values.isnan()
-    assert torch.equal(stored[number].float(), values[number])
-    assert stored[~number].isnan().all()
-
-
 @pytest.mark.parametrize("state", range(2))
 @pytest.mark.parametrize("fraction", [2**-12, 0.9])
 def test_bfloat16_is_rounded_up_as_often_as_its_value_says(cpu_adam, fraction, state):
@@ -116,18 +97,6 @@ def test_roundings_of_one_element_in_many_steps_are_independent(cpu_adam):
     # Products of neighbours in time and in memory are +1 or -1 as often, too.
     for products in (signs[1:] * signs[:-1], signs[:, 1:] * signs[:, :-1]):
         assert products.mean().abs() <= sigmas() / math.sqrt(products.numel())
-
-
-def test_the_two_moments_have_random_bits_of_their_own(cpu_adam):
-    numel = 500_000
-    value = torch.tensor(1 + 2.0**-9)  # both it and its square lie between 1 and the next bfloat16
-    first, second = as_bfloat16(cpu_adam, value.repeat(numel))
-    ups = [(stored.double() > 1).double() for stored in (first, second)]
-    means = [up.mean().item() for up in ups]
-    assert 0.1 < min(means) < max(means) < 0.9
-    covariance = ((ups[0] - means[0]) * (ups[1] - means[1])).mean().item()
-    deviation = math.sqrt(math.prod(mean * (1 - mean) for mean in means) / numel)
-    assert abs(covariance) <= sigmas() * deviation
 
 
 @pytest.mark.parametrize("packing", [as_bfloat16, as_8bit])
@@ -159,18 +128,6 @@ def test_8bit_values_are_within_a_step_of_what_was_stored(cpu_adam):
 def step_of(scaled: torch.Tensor, non_negative: bool) -> torch.Tensor:
     """The distance between the codes around a value: an eighth of the power of two at or below its place."""
     return 2.0 ** torch.floor(torch.log2(scaled + ZERO[non_negative])) / 8
-
-
-def test_the_codes_are_those_that_the_format_says():
-    for non_negative in (False, True):
-        values = code_values(torch.arange(256, dtype=torch.uint8), non_negative)
-        magnitudes = values if non_negative else values[:128]
-        smallest = ZERO[non_negative] / 8
-        assert magnitudes[:3].tolist() == [0, smallest, 2 * smallest]
-        assert magnitudes[-1].float() == LARGEST[non_negative]
-        assert (magnitudes.diff() > 0).all()
-        assert torch.equal(magnitudes.diff(), step_of(magnitudes[:-1], non_negative))
-        assert non_negative or torch.equal(values[128:], -magnitudes)
 
 
 @pytest.mark.parametrize("state", range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from tests.support.adam_reference import Options
 from tests.support.list_cases import (
     AS_PARAM,
     FLOAT32,
@@ -23,28 +23,14 @@ from tests.support.list_cases import (
     assert_same_bits,
     make,
 )
-from tests.support.optimizer_reference import threads
+from tests.support.optimizer_reference import ADAM, threads
 
-OPTIONS = Options().listed()
+OPTIONS = list(ADAM.options.values())
 SMALL = (0, 1, 17, 300)
 
 
 def steps_of(count: int, done: float = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [torch.tensor(done, dtype=dtype) for _ in range(count)]
-
-
-def pass_of(case: Case, **arguments) -> Pass:
-    return Pass(stochastic=case.storage == STOCHASTIC, **arguments)
-
-
-def copy_of(lists: TensorLists) -> list[torch.Tensor]:
-    return [tensor.clone() for members in lists.positional() for tensor in members]
-
-
-def assert_unchanged(lists: TensorLists, before: list[torch.Tensor], steps: list[torch.Tensor], done: float) -> None:
-    now = [tensor for members in lists.positional() for tensor in members]
-    assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
-    assert all(step == done for step in steps)
 
 
 @settings(deadline=None, max_examples=40)
@@ -73,59 +59,11 @@ def test_parameters_may_be_at_different_steps(cpu_adam, shapes, storage, updates
 def test_random_bits_are_those_of_the_parameters_own_step(cpu_adam, storage):
     case = Case(storage=storage, lengths=(2000, 2000))
     kept = make(case).lists
-    cpu_adam.prepare(kept, [torch.tensor(4.0), torch.tensor(6.0)]).update(OPTIONS, pass_of(case, seed=2))
+    cpu_adam.prepare(kept, [torch.tensor(4.0), torch.tensor(6.0)]).update(OPTIONS, case.settings(seed=2))
     for place, step in enumerate((5, 7)):
         expected = make(case).lists
-        cpu_adam.update_list(expected, step, OPTIONS, pass_of(case, seed=2))
+        cpu_adam.update_list(expected, step, OPTIONS, case.settings(seed=2))
         assert torch.equal(kept.states[0][place], expected.states[0][place])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [(torch.float32, ()), (torch.float64, (1,)), (torch.int64, (1, 1))], ids=str
-)
-def test_a_step_counter_may_be_of_three_types(cpu_adam, dtype, shape):
-    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
-    steps = [torch.full(shape, 7, dtype=dtype) for _ in SMALL]
-    cpu_adam.prepare(lists, steps).update(OPTIONS, Pass())
-    cpu_adam.update_list(expected, 8, OPTIONS)
-    assert_same_bits(lists, expected)
-    assert all(step.dtype == dtype and step.item() == 8 for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        *((value, torch.float32) for value in (-1.0, 0.5, math.nan, math.inf)),
-        *((2.0**54, torch.float64), (-1, torch.int64)),
-    ],
-)
-def test_a_step_that_is_no_count_is_refused_before_anything_is_written(cpu_adam, value, dtype):
-    lists = make(Case(lengths=SMALL)).lists
-    before = copy_of(lists)
-    steps = steps_of(4, 3, dtype)
-    prepared = cpu_adam.prepare(lists, steps)
-    steps[3].fill_(value)
-    with pytest.raises(OpArgumentError, match="step of tensor 3 is"):
-        prepared.update(OPTIONS, Pass())
-    assert_unchanged(lists, before, steps[:3], 3)
-    steps[3].fill_(3)
-    prepared.update(OPTIONS, Pass())
-    assert all(step == 4 for step in steps)
-
-
-@pytest.mark.parametrize(
-    "step", [torch.tensor(0, dtype=torch.int32), torch.zeros(2), torch.zeros(0), torch.tensor(0.0).half()], ids=str
-)
-def test_a_step_counter_of_another_kind_is_refused(cpu_adam, step):
-    lists = make(Case(lengths=SMALL)).lists
-    before = copy_of(lists)
-    prepared = cpu_adam.prepare(lists, [*steps_of(3), step])
-    for _ in range(2):  # a refusal leaves nothing half checked
-        with pytest.raises(
-            OpArgumentError, match="step of tensor 3 is not a CPU tensor of one float32, float64 or int64"
-        ):
-            prepared.update(OPTIONS, Pass())
-    assert_unchanged(lists, before, [], 0)
 
 
 def test_memory_that_moved_is_noticed(adam_of_isa):
@@ -146,73 +84,103 @@ def test_memory_that_moved_is_noticed(adam_of_isa):
             assert all(torch.equal(one, other) for one, other in zip(old, kept_back, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (
-            lambda lists: setattr(lists.params[2], "data", torch.zeros(16)),
-            "grad of tensor 2 has 17 elements; 16 are required",
-        ),
-        (
-            lambda lists: setattr(lists.params[2], "data", torch.zeros(17).double()),
-            "param of tensor 2 is of type Double",
-        ),
-        (lambda lists: setattr(lists.params[2], "data", lists.grads[2].data), "grad of tensor 2 shares memory"),
-        (lambda lists: lists.states[0][3].resize_(299), "exp_avg of tensor 3 has 299 elements"),
-    ],
-)
-def test_a_tensor_that_does_not_fit_any_more_is_refused_before_anything_is_written(cpu_adam, spoil, text):
-    lists = make(Case(lengths=SMALL)).lists
-    steps = steps_of(4)
-    prepared = cpu_adam.prepare(lists, steps)
-    prepared.update(OPTIONS, Pass())
-    intact = [[tensor.data for tensor in members] for members in lists.positional()]
-    spoil(lists)
-    before = copy_of(lists)
-    for _ in range(2):
-        with pytest.raises(OpArgumentError, match=text):
-            prepared.update(OPTIONS, Pass())
-        assert_unchanged(lists, before, steps, 1)
-    for members, datas in zip(lists.positional(), intact, strict=True):
-        for tensor, data in zip(members, datas, strict=True):
-            tensor.data = data
-    if "299" not in text:  # there the tensor was shortened itself
-        prepared.update(OPTIONS, Pass())
-        assert all(step == 2 for step in steps)
-
-
 ROLES = ("param", "grad", "exp_avg", "exp_avg_sq", "copy", "step")
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("sizes", [(0,), (0, 1, -1)], ids=str)
-def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes):
-    """A storage that was freed and allocated again a little smaller often lies where it did."""
+def data(change):
+    """Give the tensor other memory; returns what repairs it."""
+
+    def spoil(_prepared, lists, tensor):
+        old = tensor.data
+        tensor.data = change(lists)
+        return lambda: setattr(tensor, "data", old)
+
+    return spoil
+
+
+def new_grad(change):
+    """Replace the gradient."""
+
+    def spoil(prepared, lists, _tensor):
+        prepared.replace_grads([*lists.grads[:3], change(lists)])
+        return lambda: prepared.replace_grads(lists.grads)
+
+    return spoil
+
+
+def storage(*sizes):
+    """Resize the tensor's storage: one that was freed and allocated again a little smaller often lies where it did."""
+
+    def spoil(_prepared, _lists, tensor):
+        values, size = tensor.clone(), tensor.untyped_storage().nbytes()
+        for left in sizes:
+            tensor.untyped_storage().resize_(left % size)
+
+        def repair():
+            tensor.untyped_storage().resize_(size)
+            tensor.copy_(values)
+
+        return repair
+
+    return spoil
+
+
+def shortened(_prepared, _lists, tensor):
+    tensor.resize_(299)
+    return lambda: tensor.resize_(300)
+
+
+NO_COUNTS = [
+    *((torch.tensor(value), "step of tensor 3 is") for value in (-1.0, 0.5, math.nan, math.inf, -1)),
+    (torch.tensor(2.0**54, dtype=torch.float64), "step of tensor 3 is"),
+    *(
+        (step, "step of tensor 3 is not a CPU tensor of one float32, float64 or int64")
+        for step in (torch.tensor(0, dtype=torch.int32), torch.zeros(2), torch.zeros(0), torch.tensor(0.0).half())
+    ),
+]
+SPOILT = [
+    *(("step", data(lambda _, step=step: step), text) for step, text in NO_COUNTS),
+    ("param", data(lambda _: torch.zeros(299)), "grad of tensor 3 has 300 elements; 299 are required"),
+    ("param", data(lambda _: torch.zeros(300).double()), "param of tensor 3 is of type Double"),
+    ("param", data(lambda lists: lists.grads[3].data), "grad of tensor 3 shares memory"),
+    ("exp_avg", shortened, "exp_avg of tensor 3 has 299 elements"),
+    ("grad", new_grad(lambda _: torch.zeros(299)), "grad of tensor 3 has 299 elements; 300 are required"),
+    ("grad", new_grad(lambda _: torch.zeros(300).double()), "grad of tensor 3 is of type Double"),
+    ("grad", new_grad(lambda _: torch.zeros(600)[::2]), "grad of tensor 3 is not contiguous"),
+    ("grad", new_grad(lambda lists: lists.params[3].data), "grad of tensor 3 shares memory with its param"),
+    ("grad", new_grad(lambda lists: lists.states[1][3]), "exp_avg_sq of tensor 3 shares memory with its grad"),
+    *((role, storage(0), f"{role} of tensor 3 reaches to byte .* has 0 bytes") for role in ROLES),
+    *((role, storage(0, 1, -1), f"{role} of tensor 3 reaches to byte (1200|4) .* (1199|3) bytes") for role in ROLES),
+]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(("role", "spoil", "text"), SPOILT, ids=[text for *_, text in SPOILT])
+def test_what_does_not_fit_is_refused_before_anything_is_written_until_it_is_repaired(
+    cpu_adam, role, spoil, text, is_known
+):
     lists = make(Case(copy=torch.float32, lengths=SMALL)).lists
     steps = steps_of(4)
-    place = ROLES.index(role)
-    tensor = (lists.params, lists.grads, *lists.states, lists.copies, steps)[place][3]
-    tensor.data = tensor.clone()  # in a storage of its own
+    members = (lists.params, lists.grads, *lists.states, lists.copies, steps)
+    for tensor in itertools.chain(*members):
+        tensor.data = tensor.clone()  # in a storage of its own
     prepared = cpu_adam.prepare(lists, steps)
-    prepared.update(OPTIONS, Pass())
-    values = tensor.clone()
-    size = tensor.untyped_storage().nbytes()
-    for left in sizes:
-        tensor.untyped_storage().resize_(left % size)
-    others = [one for one in (*lists.params, *lists.states[0], *steps) if one is not tensor]
-    before = [one.clone() for one in others]
-    for _ in range(2):
-        text = f"{role} of tensor 3 reaches to byte {size} of its storage, which has {sizes[-1] % size} bytes"
+    if is_known:  # then only what has changed is looked at
+        prepared.update(OPTIONS, Pass())
+    spoilt = members[ROLES.index(role)][3]
+    others = [tensor for tensor in itertools.chain(*members) if tensor is not spoilt]
+    before = [tensor.clone() for tensor in others]
+    repair = spoil(prepared, lists, spoilt)
+    for _ in range(2):  # a refusal leaves nothing half checked
         with pytest.raises(OpArgumentError, match=text):
             prepared.update(OPTIONS, Pass())
-    if role == "grad":
-        with pytest.raises(OpArgumentError, match="grad of tensor 3 reaches"):
+    if role == "grad" and "reaches" in text:
+        with pytest.raises(OpArgumentError, match=text):
             prepared.grad_norm()
     assert all(map(torch.equal, others, before))
-    tensor.untyped_storage().resize_(size)
-    tensor.copy_(values)
+    repair()
     prepared.update(OPTIONS, Pass())
-    assert all(step == 2 for step in steps)
+    assert all(step == 1 + is_known for step in steps)
 
 
 def test_other_settings_are_checked_anew(cpu_adam):
@@ -260,41 +228,13 @@ def test_new_gradients_in_every_update_have_the_bits_of_the_list_form(adam_of_is
     kept, given_anew = make(case).lists, make(case).lists
     prepared = adam_of_isa.prepare(kept, steps_of(len(lengths)))
     for step, dtype in enumerate([*FLOATS, *FLOATS], 1):  # of another type each time, too
-        also = pass_of(case, zero_grads=step % 2 == 0, seed=step)
+        also = case.settings(zero_grads=step % 2 == 0, seed=step)
         grads = [torch.linspace(-step, 1, numel).to(dtype) for numel in lengths]
         kept, given_anew = kept._replace(grads=grads), given_anew._replace(grads=[grad.clone() for grad in grads])
         prepared.replace_grads(grads)
         prepared.update(OPTIONS, also)
         adam_of_isa.update_list(given_anew, step, OPTIONS, also)
         assert_same_bits(kept, given_anew)
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize(
-    ("grad", "text"),
-    [
-        (lambda _: torch.zeros(299), "grad of tensor 1 has 299 elements; 300 are required"),
-        (lambda _: torch.zeros(300).double(), "grad of tensor 1 is of type Double"),
-        (lambda _: torch.zeros(600)[::2], "grad of tensor 1 is not contiguous"),
-        (lambda lists: lists.params[1].data, "grad of tensor 1 shares memory with its param"),
-        (lambda lists: lists.states[1][1], "exp_avg_sq of tensor 1 shares memory with its grad"),
-    ],
-)
-def test_replaced_gradients_that_do_not_fit_are_refused_by_the_update(cpu_adam, grad, text, is_known):
-    lists = make(Case(lengths=(17, 300))).lists
-    steps = steps_of(2)
-    prepared = cpu_adam.prepare(lists, steps)
-    if is_known:  # then the gradients alone are looked at
-        prepared.update(OPTIONS, Pass())
-    before, done = copy_of(lists), int(is_known)
-    prepared.replace_grads([torch.ones(17), grad(lists)])
-    for _ in range(2):
-        with pytest.raises(OpArgumentError, match=text):
-            prepared.update(OPTIONS, Pass())
-        assert_unchanged(lists, before, steps, done)
-    prepared.replace_grads([torch.ones(17), torch.ones(300)])
-    prepared.update(OPTIONS, Pass())
-    assert all(step == done + 1 for step in steps)
 
 
 def test_replaced_gradients_may_share_memory_unless_they_are_zeroed(cpu_adam):
@@ -365,13 +305,13 @@ def test_a_step_for_each_parameter_is_needed(cpu_adam, count):
 
 def test_the_number_of_threads_does_not_change_a_bit(cpu_adam):
     """Many tensors: the threads also share the looking at them."""
-    case = Case(torch.bfloat16, torch.float32, PACKED, lengths=(3, 300) * 800)
+    case = Case(torch.bfloat16, torch.float32, PACKED, lengths=(3, 300) * 350)
     lists = [make(case).lists for _ in range(3)]
     for each, count in zip(lists, (1, 2, 4), strict=True):
         with threads(count):
-            prepared = cpu_adam.prepare(each, steps_of(1600))
+            prepared = cpu_adam.prepare(each, steps_of(700))
             prepared.update(OPTIONS, Pass())
-            each.params[777].data = each.params[777].data.clone()
+            each.params[600].data = each.params[600].data.clone()
             prepared.update(OPTIONS, Pass())
     for each in lists[1:]:
         assert_same_bits(each, lists[0])

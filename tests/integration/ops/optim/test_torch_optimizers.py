@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 import re
@@ -21,6 +22,7 @@ from op_builder.ops.optim.host_optimizer import HostOptimizer
 from tests.support.optimizer_cases import (
     FUSED,
     HOST,
+    PACKING,
     Params,
     assert_close,
     assert_equal,
@@ -213,17 +215,24 @@ def test_pickled_and_copied_optimizers_are_independent_and_go_on(optimizer: type
     assert_equal(copied[0], params)
 
 
-@every_optimizer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("states", ["float32", "param"])
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        *itertools.product([*HOST, *FUSED], ["float32", "param"]),
+        *itertools.product(PACKING, ["bfloat16", "8bit"]),
+    ],
+)
 def test_states_have_the_type_asked_for_and_no_bit_is_lost_on_loading(
     optimizer: type[Any], dtype: torch.dtype, states: str
 ) -> None:
     params = make_params(dtype)
     made = optimizer(params, states=states)
     run(made, params, 3)
-    kept = {value.dtype for state in made.state.values() for name, value in state.items() if name != "step"}
-    assert kept <= {dtype if states == "param" else torch.float32}
+    moments = [x for state in made.state.values() for name, x in state.items() if not name.endswith(("step", "scale"))]
+    kept = {moment.dtype for moment in moments}
+    wanted = {"param": dtype, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
+    assert kept <= {wanted.get(states, torch.float32)}
     assert kept or optimizer is CPUSGD
     twins = copy.deepcopy(params)
     loaded = optimizer(twins, states=states)

@@ -13,22 +13,28 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.errors import AccelError, OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULion, FusedAdam
+from op_builder.ops import CPUAdam, FusedAdam
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from tests.support.adam_reference import Options
-from tests.support.optimizer_cases import FUSED, HOST, Params, assert_equal, contents, make_params, run, set_grads
+from tests.support.optimizer_cases import (
+    FUSED,
+    HOST,
+    PACKING,
+    Params,
+    assert_equal,
+    contents,
+    make_params,
+    run,
+    set_grads,
+)
+from tests.support.optimizer_reference import ADAM
 
 #: Every optimizer in every storage that changes how its states are made.
 CASES: list[Callable[..., Any]] = [
     *HOST,
     *FUSED,
     *(functools.partial(optimizer, states="param") for optimizer in (CPUAdam, FusedAdam)),
-    *(
-        functools.partial(optimizer, states=states)
-        for optimizer in (CPUAdam, CPUAdagrad, CPULion, CPUSGD)
-        for states in ("bfloat16", "8bit")
-    ),
+    *(functools.partial(optimizer, states=states) for optimizer in PACKING for states in ("bfloat16", "8bit")),
 ]
 
 
@@ -175,9 +181,9 @@ def test_lists_with_a_lazy_negation_are_refused(cpu_adam: HostOp, place: int) ->
     lists = TensorLists([tensors[0]], [tensors[1]], [[tensors[2]], [tensors[3]]])
     before = [tensor.clone() for tensor in tensors]
     with pytest.raises(OpArgumentError, match="is a lazy negation"):
-        cpu_adam.update_list(lists, 1, Options().listed(), Pass(zero_grads=True))
+        cpu_adam.update_list(lists, 1, list(ADAM.options.values()), Pass(zero_grads=True))
     with pytest.raises(OpArgumentError, match="is a lazy negation"):
-        cpu_adam.prepare(lists, [torch.tensor(0.0)]).update(Options().listed(), Pass(zero_grads=True))
+        cpu_adam.prepare(lists, [torch.tensor(0.0)]).update(list(ADAM.options.values()), Pass(zero_grads=True))
     assert_equal(tensors, before)
 
 
