@@ -14,13 +14,15 @@ import os
 import sys
 from collections.abc import Collection
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerator.detection import Candidate, Selection, select
 from accelerator.errors import AcceleratorSelectionError, describe
 from accelerator.vendors import import_vendor
 from op_builder import env as environment
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SUPPORTED_ACCELERATOR_LIST = ["cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa", "supa"]
 """The names of the built-in accelerators, as the override takes them."""
@@ -168,6 +170,8 @@ def is_registered(accelerator_class: type) -> bool:
 def _registered_entry_points() -> list[EntryPoint]:
     if not _is_group_mentioned():
         return []
+    from importlib.metadata import entry_points  # takes 11 ms before torch is imported
+
     return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (entry.name, entry.value))
 
 

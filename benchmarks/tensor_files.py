@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks import _measure
 from benchmarks._measure import Table, at_least, duration, interleave, requirement_table
 from op_builder.ops import TensorStore, load_safetensors
-from op_builder.ops.io.tensor_store_format import new_memory
+from op_builder.ops.io.tensor_store_memory import new_memory
 
 MIB = 1 << 20
 CASES = {"1 GiB in 16 tensors": (16, 64 * MIB), "5,000 tensors of 16 KiB": (5000, 16 << 10)}

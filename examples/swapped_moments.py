@@ -36,7 +36,7 @@ from examples.characters.text import standard_library
 from examples.characters.training import Recipe, Run
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.ops import CPUAdam, TensorStore
-from op_builder.ops.io.file_pieces import StoreCounters
+from op_builder.ops.io.tensor_store_transfer import StoreCounters
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,9 +9,11 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.load_profile("ci")  # on a busy machine, examples may take long; every run has the same ones
+# On a busy machine, examples may take long.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,8 +4,8 @@
 // cores: a compiled kernel and an op of torch in turns took 350 us, and 74 us on libgomp alone (two cores). Linked into
 // a library, these functions leave torch's libgomp as its only runtime, as with g++.
 //
-// They serve parallel regions, loops, single, master, critical, barriers and reductions; not tasks and ordered loops.
-// Compiles as C and as C++.
+// They serve parallel regions, loops, single, masked, critical, barriers and reductions; not tasks, ordered loops,
+// cancel and copyprivate. Compiles as C and as C++.
 // Source: LLVM, openmp/runtime/src/kmp.h; GCC, libgomp/libgomp_g.h.
 #include <stdarg.h>
 #include <stdbool.h>
@@ -30,6 +30,7 @@ extern "C" {
 void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 void GOMP_parallel_start(void (*function)(void*), void* data, unsigned threads);
 void GOMP_parallel_end(void);
+bool GOMP_loop_static_start(long begin, long end, long step, long chunk, long* first, long* last);
 bool GOMP_loop_dynamic_start(long begin, long end, long step, long chunk, long* first, long* last);
 bool GOMP_loop_guided_start(long begin, long end, long step, long chunk, long* first, long* last);
 bool GOMP_loop_runtime_start(long begin, long end, long step, long* first, long* last);
@@ -40,7 +41,7 @@ bool GOMP_single_start(void);
 void GOMP_critical_name_start(void** lock);
 void GOMP_critical_name_end(void** lock);
 
-#pragma GCC diagnostic ignored "-Wunused-parameter"  // a program's flags hold here, too
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // a program's flags also apply here
 // Another library's libomp must not replace the functions below.
 #pragma GCC visibility push(hidden)
 
@@ -80,7 +81,10 @@ void __kmpc_fork_call(void* place, int32_t count, void* function, ...) {
 
 // A region whose if() is false: the caller runs it between these, as a team of one thread.
 static void not_run(void* data) {}
-void __kmpc_serialized_parallel(void* place, int32_t thread) { GOMP_parallel_start(not_run, NULL, 1); }
+void __kmpc_serialized_parallel(void* place, int32_t thread) {
+  requested_threads = 0;
+  GOMP_parallel_start(not_run, NULL, 1);
+}
 void __kmpc_end_serialized_parallel(void* place, int32_t thread) { GOMP_parallel_end(); }
 
 void __kmpc_push_num_threads(void* place, int32_t thread, int32_t count) { requested_threads = (unsigned)count; }
@@ -91,7 +95,13 @@ int32_t __kmpc_single(void* place, int32_t thread) { return GOMP_single_start();
 void __kmpc_end_single(void* place, int32_t thread) {}
 int32_t __kmpc_master(void* place, int32_t thread) { return omp_get_thread_num() == 0; }
 void __kmpc_end_master(void* place, int32_t thread) {}
+int32_t __kmpc_masked(void* place, int32_t thread, int32_t chosen) { return omp_get_thread_num() == chosen; }
+void __kmpc_end_masked(void* place, int32_t thread) {}
+void __kmpc_push_proc_bind(void* place, int32_t thread, int32_t policy) {}  // torch decides where its threads run
 void __kmpc_critical(void* place, int32_t thread, void* lock) { GOMP_critical_name_start((void**)lock); }
+void __kmpc_critical_with_hint(void* place, int32_t thread, void* lock, uint32_t hint) {
+  GOMP_critical_name_start((void**)lock);
+}
 void __kmpc_end_critical(void* place, int32_t thread, void* lock) { GOMP_critical_name_end((void**)lock); }
 
 // 1: the caller adds its part to the result, here under the lock.
@@ -169,6 +179,9 @@ static void start_loop(int32_t schedule, long first, long end, long step, long c
       break;
     case 37: /* kmp_sch_runtime */
       loop->has_chunk = GOMP_loop_runtime_start(first, end, step, &loop->first, &loop->last);
+      break;
+    case 38: /* kmp_sch_auto */
+      loop->has_chunk = GOMP_loop_static_start(first, end, step, 0, &loop->first, &loop->last);
       break;
     default:
       loop->has_chunk = GOMP_loop_dynamic_start(first, end, step, chunk > 0 ? chunk : 1, &loop->first, &loop->last);

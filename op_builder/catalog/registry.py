@@ -19,7 +19,8 @@ from op_builder.catalog.table import OPS, OTHERS_OPS, Op, op_of
 from op_builder.errors import UnknownOpError
 
 if TYPE_CHECKING:
-    from op_builder.catalog.registered_ops import DevicePackage, RegisteredPackage
+    from op_builder.catalog.modules import DevicePackage
+    from op_builder.catalog.registered_ops import RegisteredPackage
 
 # Modules that only another package's op or an error needs are imported in functions: a warm load takes milliseconds.
 
@@ -88,7 +89,7 @@ def op_view(module: str) -> dict[str, type[OpBuilder]]:
 @cache
 def device_package(package: str) -> "DevicePackage":
     """The builders of ``package``."""
-    from op_builder.catalog.registered_ops import DevicePackage, vendor_package
+    from op_builder.catalog.modules import DevicePackage, vendor_package
 
     if package not in OUR_PACKAGES:
         return vendor_package(package)

@@ -324,14 +324,18 @@ def _refuse_torch_cxx(artifact: Path, plan: BuildPlan, undefined: set[str], comp
     found = sorted(name for name in undefined if "@" not in name and _TORCH_CXX.match(name))
     if not found:
         return
-    names = ", ".join(_readable(name, compiler) for name in found[:4])
     if plan.binding is Binding.STABLE:
         raise LoadError(
-            f"{artifact.name} may use only torch's stable C ABI, but needs C++ symbols of torch: {names}.",
+            f"{artifact.name} may use only torch's stable C ABI, but needs C++ symbols of torch, such as "
+            f"{_readable(found[0], compiler)}.",
             "Include only torch_c/, torch/csrc/stable/ and torch/headeronly/, or declare BINDING = Binding.TORCH.",
         )
     if plan.system == "linux" and (compiler.is_zig or any(_OF_LIBCXX in name for name in undefined)):
-        raise LoadError(f"{artifact.name} needs C++ symbols of torch, but {OTHER_LIBRARY}: {names}.", OTHER_COMPILER)
+        raise LoadError(
+            f"{artifact.name} needs C++ symbols of torch, such as {_readable(found[0], compiler)}, "
+            f"but {OTHER_LIBRARY}.",
+            OTHER_COMPILER,
+        )
 
 
 def _symbols(artifact: Path, compiler: Compiler, *, is_for_target: bool) -> tuple[set[str], set[str]]:

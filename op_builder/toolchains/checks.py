@@ -29,7 +29,7 @@ from op_builder.toolchains.toolset import find_cxx, is_packaged
 logger = logging.getLogger(__name__)
 
 _BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), pip install pyelftools, or correct PATH."
-OTHER_LIBRARY = "it is compiled with libc++, and torch's C++ functions take the types of libstdc++"
+OTHER_LIBRARY = "it uses libc++, and torch's C++ functions take the types of libstdc++"
 OTHER_COMPILER = "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
 _TORCH_HEADER = re.compile(
     r'^\s*#\s*include\s*[<"](?:ATen|c10|torch)/(?!csrc/stable/|csrc/inductor/aoti_torch/c/|headeronly/)', re.MULTILINE

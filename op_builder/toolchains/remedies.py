@@ -193,8 +193,8 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"undefined symbol: __kmpc_",
-        "With ziglang's clang, OpenMP has no tasks and no ordered loops: set CXX to g++. With another clang++, add "
-        "-fopenmp to the linker's flags.",
+        "With ziglang's clang, tasks, ordered loops, cancel and copyprivate of OpenMP do not work: set CXX to g++. "
+        "With another clang++, add -fopenmp to the linker's flags.",
     ),
     (
         r"undefined symbol: (\S+)",

@@ -1,5 +1,7 @@
-"""Which toolchain compiles a SYCL op: a pure choice over facts, each candidate accepted or rejected with a reason; and
-the checks of SYCL ops, for a working toolchain, a runtime and a device.
+"""Which toolchain compiles a SYCL op, and whether toolchain, runtime and device work.
+
+The choice is a pure function of facts, which accepts or rejects each candidate with a reason. The checks run compilers
+and probes.
 
 ``icpx``: oneAPI's compiler, as torch's own SYCL extensions use it. ``ipex``: the same compiler and, in
 ``builder()``, the extension of intel_extension_for_pytorch, for a torch that has no SYCL support of its own.

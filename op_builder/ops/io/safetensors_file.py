@@ -20,7 +20,7 @@ from op_builder.ops.io import file_pieces
 from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
 from op_builder.ops.io.safetensors_format import LENGTH_BYTES, Entry, check_byte_order, decoded_entries, header_bytes
 from op_builder.ops.io.tensor_store_files import explained
-from op_builder.ops.io.tensor_store_format import new_memory
+from op_builder.ops.io.tensor_store_memory import new_memory
 from op_builder.system.records import RecordError
 
 logger = logging.getLogger(__name__)

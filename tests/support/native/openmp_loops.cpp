@@ -29,6 +29,9 @@ int main(int argc, char**) {
 #pragma omp parallel for schedule(runtime) num_threads(3)
     for (int i = (int)n - 1; i >= 0; i -= 1) ++seen[i];
     check("runtime", 1);
+#pragma omp parallel for schedule(auto) num_threads(3)
+    for (long i = 0; i < n; ++i) ++seen[i];
+    check("auto", 1);
 #pragma omp parallel for schedule(dynamic, 5) num_threads(3)
     for (unsigned long i = 0; i < (unsigned long)n; i += 2) ++seen[i];
     for (long i = 1; i < n; i += 2) ++seen[i];
@@ -53,6 +56,13 @@ int main(int argc, char**) {
     check("nested", 6);
   }
   int threads = 0;
+#pragma omp parallel num_threads(7) if (argc > 5)
+  threads = 0;
+#pragma omp parallel
+#pragma omp masked
+  threads = omp_get_num_threads();
+  if (threads != omp_get_max_threads()) std::printf("%d threads after a region of one\n", threads), ++bad;
+  threads = 0;
 #pragma omp parallel if (argc > 5)
   {
 #pragma omp barrier

@@ -275,7 +275,7 @@ def test_a_device_without_a_type_or_a_sub_group_size_runs_only_the_other_kernels
             except RuntimeError as error:
                 print(error)
     """
-    # Every device says that it has neither double nor half, and only sub-groups of 8 and 32.
+    # Every device reports that it has neither double nor half, and only sub-groups of 8 and 32.
     done = run_with_op(place, code, LD_PRELOAD=str(library_to_preload(DENY, tmp_path)))
     assert done.stdout.startswith("torch.float32 [2.0, 2.0, 2.0]\n"), done.stderr
     assert done.stdout.count("[2.0") == 1

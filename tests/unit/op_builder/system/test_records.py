@@ -1,4 +1,4 @@
-"""Memos save work and never lie: they end with the files they were worked out from."""
+"""A record of an answer saves work, and is dropped when a file from which it was worked out changes."""
 
 from __future__ import annotations
 
