@@ -256,7 +256,7 @@ def _cpu(binary: Binary, machine: Machine) -> Verdict:
         answer, reason = f"{answer}, one model", "its manifest: it was compiled with -march=native"
         problem = "this is another CPU" if binary.cpu != machine.cpu else ""
     elif ENTRY_POINT in elf.defined:
-        reason = "an op of this library chooses its kernels when it is loaded"
+        reason = "accel-ops built it for every CPU of the architecture"
     if elf.machine != machine.machine:
         problem = f"this machine is {machine.machine}"
     return Verdict("CPU", answer, reason, problem)
