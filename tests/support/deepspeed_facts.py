@@ -6,6 +6,8 @@ the environments lacks it.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -38,7 +40,33 @@ def facts() -> dict[str, Any]:
     builders = {name: getattr(op_builder, name) for name in dir(op_builder) if name.endswith("Builder")}
     found["builders"] = {name: f"{getattr(each, '__module__', None)}" for name, each in builders.items()}
     found["compatible"] = dict(deepspeed.ops.__compatible_ops__)
+    with contextlib.redirect_stdout(io.StringIO()) as report:
+        __import__("deepspeed.env_report").env_report.main(False, False)
+    found["report"] = report.getvalue().splitlines()
+    found["distributed"] = distributed(deepspeed, accelerator)
     return found
+
+
+def distributed(deepspeed: Any, accelerator: Any) -> dict[str, Any]:
+    """What ``init_distributed`` does with one rank; its shared-memory op is not compiled."""
+    names: list[str] = []
+    make = type(accelerator).create_op_builder
+
+    def record(self: Any, name: str) -> Any:
+        names.append(name)
+        builder = make(self, name)
+        if builder is not None:
+            builder.load = lambda *_, **__: None
+        return builder
+
+    type(accelerator).create_op_builder = record
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    try:
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+        outcome = "initialized"
+    except BaseException as error:
+        outcome = f"{type(error).__name__}: {error}"
+    return {"outcome": outcome, "builders": names}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ MARK = "ACCEL_TEST_MARK"
 TWO = ["--num_accelerators", "2"]
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
-# Writes a rank's variables, its CPUs and the memory policies of its pages.
+# Writes a rank's variables, its CPUs, the memory policies of its pages and the command lines of all processes.
 SHOW = """
 import json, os, re, sys
 status = open("/proc/self/status").read()
@@ -39,6 +39,13 @@ try:
     found["policies"] = sorted({line.split()[1] for line in open("/proc/self/numa_maps")})
 except OSError:
     found["policies"] = None
+found["command_lines"] = ""
+for number in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{number}/cmdline", errors="replace") as file:
+            found["command_lines"] += file.read()
+    except OSError:
+        pass  # the process has ended
 with open(f"rank{found['RANK']}.json", "w") as file:
     json.dump(found, file)
 print("rank", found["RANK"])

@@ -115,6 +115,37 @@ def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None
     assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
 
 
+NAMES = """
+import json, sys
+import deepspeed.compile.util, deepspeed.ops.op_builder.all_ops
+from deepspeed.accelerator import get_accelerator
+
+def names():
+    found = {"accelerator": get_accelerator(), "compatible": dict(deepspeed.ops.__compatible_ops__)}
+    for module in [name for name in sys.modules if name.startswith("deepspeed.")]:
+        of_module = vars(sys.modules[module]).items()
+        found.update(((module, name), value) for name, value in of_module if name.endswith("Builder"))
+    return found
+
+before = names()
+import op_builder.integrations.deepspeed as integration
+during = names()
+import deepspeed.ops.pin_memory as imported_while_on
+late = imported_while_on.PinMemoryBuilder.__module__
+integration.off()
+after = names()
+integration.on()
+again = names()
+print(json.dumps([late, before == {key: after[key] for key in before}, before == during,
+                  during == {key: again[key] for key in during}]))
+"""
+
+
+def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+    assert run(python, "", "-c", NAMES, **variables) == ["op_builder.cpu", True, False, True]
+
+
 REPORTS = """
 import contextlib, io, json, re
 import op_builder.integrations.deepspeed

@@ -82,6 +82,15 @@ def test_a_rank_with_status_255_is_no_failure_of_ssh(capfd: Capture, is_remote: 
     assert "ssh failed" not in written
 
 
+def test_signals_are_handled_while_left_processes_are_ended(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_handled: list[bool] = []
+    before = signal.getsignal(signal.SIGTERM)
+    look = lambda *_: is_handled.append(signal.getsignal(signal.SIGTERM) is not before)  # noqa: E731
+    monkeypatch.setattr(remote, "end_processes_of", look)
+    assert run(["exit 3"], capfd)[0] == 3
+    assert is_handled == [True]
+
+
 def test_a_missing_launcher_is_an_error(tmp_path: Path) -> None:
     arguments = command("--launcher", "slurm", "--num_accelerators", "1", "x.py")
     variables = environment(PATH=str(tmp_path))

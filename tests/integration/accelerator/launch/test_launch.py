@@ -20,6 +20,7 @@ from op_builder.system.cgroups import HostFiles
 from tests.support.compilers import program
 from tests.support.launching import (
     CPUS,
+    ROOT,
     TWO,
     Started,
     command,
@@ -55,7 +56,7 @@ def test_closed_standard_streams_are_accepted(program: str, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
-def test_ranks_are_bound_as_planned(tmp_path: Path) -> None:
+def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_text("# ours\nFROM_FILE='a $b secret-of-the-file'\nRANK=7\n")
     arguments = [*TWO, "--bind-cores-to-rank", "show.py", "$x", "${local_rank}", "--flag"]
     done = launch(arguments, tmp_path, CUDA_VISIBLE_DEVICES=None)
@@ -75,6 +76,8 @@ def test_ranks_are_bound_as_planned(tmp_path: Path) -> None:
         assert int(got["MASTER_PORT"]) > 0
         assert got["CUDA_VISIBLE_DEVICES"] == "0,1"
         assert got["FROM_FILE"] == "a $b secret-of-the-file"
+        assert "show.py" in got["command_lines"]
+        assert "secret-of-the-file" not in got["command_lines"]
         assert got["arguments"] == ["$x", "${local_rank}", "--flag"]
         assert got["name"] == "__main__"
         assert f"local rank {rank}: CPU {format_list(binding.cpus)}" in done.stderr
@@ -237,6 +240,17 @@ def test_a_pending_signal_of_the_driver_ends_the_launch(order: str, tmp_path: Pa
     assert "Traceback" not in done.stderr
     assert "accel-launch: SIGTERM: " in done.stderr
     assert not list(temporary.glob("accel-launch-*"))
+
+
+def test_a_launcher_by_ssh_does_not_import_modules_of_the_current_directory(tmp_path: Path) -> None:
+    for name in ("random.py", "types.py", "accelerator.py"):
+        (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
+    entry = str(ROOT / "accelerator" / "launch" / "__main__.py")
+    options = ["--launcher", "ssh", "--num_accelerators", "1", "--master_port", str(free_port()), "--no_python"]
+    launcher = [sys.executable, entry, *options, "sh", "-c", "echo $RANK > ran"]
+    done = subprocess.run(launcher, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran").read_text() == "0\n"
 
 
 @pytest.mark.parametrize("restarts", ["0", "1"])

@@ -33,6 +33,8 @@ def test_ranks_of_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -> N
         assert (got["CROSS_RANK"], got["CROSS_SIZE"]) == ("0", "1")
         assert (got["LOCAL_SIZE"], got["MASTER_ADDR"], got["MASTER_PORT"]) == ("2", "127.0.0.1", "29500")
         assert (got["FROM_FILE"], got["arguments"], got["CUDA_VISIBLE_DEVICES"]) == (secret, ["$x"], "5,7")
+        assert "show.py" in got["command_lines"]
+        assert "secret of the file" not in got["command_lines"]
         assert (tmp_path / "logs" / f"rank{rank}" / "stdout.log").read_text() == f"rank {rank}\n"
 
 

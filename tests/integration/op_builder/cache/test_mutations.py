@@ -18,6 +18,8 @@ import pytest
 from op_builder import Binding, CUDAOpBuilder
 from op_builder.cache import key as cache_key
 from op_builder.cache.store import Cache
+from op_builder.engine import commands
+from op_builder.system import torch_install
 from tests.support.compilers import needs_gxx
 from tests.support.seeds import ENTRY
 from tests.support.small_ops import TorchBuilder, replace_content
@@ -92,10 +94,18 @@ class MutatedBuilder(TorchBuilder):
         return self.libraries
 
 
-class KernelBuilder(CUDAOpBuilder, MutatedBuilder):
-    """One on the Stable ABI with a kernel that is compiled and never run, so that it loads without a device."""
+class StableBuilder(MutatedBuilder):
+    """One on the Stable ABI."""
 
     BINDING = Binding.STABLE
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(directory, cache)
+        self.files = ["stable.cpp"]
+
+
+class KernelBuilder(CUDAOpBuilder, StableBuilder):
+    """One with a kernel that is compiled and never run, so that it loads without a device."""
 
     def __init__(self, directory: Path, cache: Cache) -> None:
         super().__init__(directory, cache)
@@ -210,7 +220,7 @@ def written(name: str, text: str) -> Change:
     def write(bench: Bench) -> None:
         path = bench.path(name)
         assert not path.exists()
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     return write
@@ -351,6 +361,15 @@ def another_cpu(bench: Bench) -> None:
     cache_key.cpu_digest.cache_clear()
 
 
+def stable_op_that_reads_a_header_of_torch(bench: Bench) -> None:
+    written("torch/include/torch/read.h", "#define READ 1\n")(bench)
+    edited("op/stable.cpp", ENTRY, f"#include <torch/read.h>\n{ENTRY}")(bench)
+    changed = torch_install.torch_install()._replace(root=bench.path("torch"))
+    changed.library_dir.symlink_to(torch_install.torch_install().library_dir)
+    for module in (cache_key, commands):
+        bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
+
+
 # Each compiles twice. These stand for the others of their kind.
 QUICK = (
     "link_to_a_header",
@@ -410,6 +429,11 @@ QUICK = (
     version_of_nvcc=Row(nvcc_answers("13.9.9"), builder=KernelBuilder),
     cuda_architectures=Row(environment(TORCH_CUDA_ARCH_LIST="8.0"), builder=KernelBuilder),
     # torch
+    torch_header_that_a_stable_op_reads=Row(
+        edited("torch/include/torch/read.h", "1", "2"),
+        prepare=stable_op_that_reads_a_header_of_torch,
+        builder=StableBuilder,
+    ),
     torch_headers=Row(lambda bench: bench.monkeypatch.setattr(cache_key, "header_stamp", lambda _: "of another torch")),
     # the machine
     another_cpu_under_march_native=Row(another_cpu, prepare=flag("flags", "-march=native")),

@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import uuid
@@ -25,8 +27,9 @@ from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
-from tests.support.compilers import needs_gxx
+from tests.support.compilers import EndlessCompiler, needs_gxx
 from tests.support.foreign_package import install
+from tests.support.launching import wait_until
 from tests.support.small_ops import STABLE_SOURCE
 
 ROOT = Path(op_builder.__file__).parents[1]
@@ -316,3 +319,40 @@ def test_an_op_that_cannot_be_built_for_the_platform_is_an_error(
     monkeypatch.setattr("op_builder.toolchains.packaged.packaged_command", lambda *_: None)
     with env.scope(ACCEL_BUILD_TARGET="macosx_arm64"), pytest.raises(AccelError, match=reason):
         worker.prebuild(ROOT, BuildRequest(False, {f"ACCEL_BUILD_{op}": True}))
+
+
+@needs_gxx
+@pytest.mark.slow
+def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
+    compiler, tree = EndlessCompiler.make(tmp_path), Tree(tmp_path / "project", ADD)
+    for place in ("tmp", "out"):
+        (tmp_path / place).mkdir()
+    (tree.root / "pyproject.toml").write_text(
+        'project.name = "acme"\nproject.version = "1.0"\n'
+        f'project.entry-points."op_builder.ops".acme = "{tree.name}.builders"\n'
+        f'tool.setuptools = {{packages = ["{tree.name}"], package-data = {{"*" = ["kernels/*"]}}}}\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
+        cwd=tree.root,
+        env=env.child_environment(
+            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
+            CXX=str(compiler.path),
+            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+            TMPDIR=str(tmp_path / "tmp"),
+            ACCEL_BUILD_OPS="1",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    wait_until(compiler.ended)
+    assert list((tmp_path / "out").iterdir()) == list((tmp_path / "tmp").iterdir()) == []
+    assert not tree.prebuilt.exists()
+    assert Cache(tmp_path / "cache").entries() == []

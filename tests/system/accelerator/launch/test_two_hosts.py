@@ -68,7 +68,9 @@ def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tm
 
 
 @pytest.mark.parametrize("launcher", ["ssh", *MPIS])
-def test_variables_reach_another_host(launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
+def test_variables_reach_another_host_unseen(
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
     """Not the first host's own: its PATH, and which devices it shows."""
     arguments, variables = below(launcher, hosts, options)
     path = f"/first{os.pathsep}{variables.get('PATH', os.environ['PATH'])}"
@@ -78,6 +80,9 @@ def test_variables_reach_another_host(launcher: str, hosts: TwoHosts, options: l
     assert done.returncode == 0, done.stderr
     got = [shown(tmp_path, rank) for rank in range(2)]
     assert {g["FROM_FILE"] for g in got} == {"secret-of-the-file"}
+    command_lines = "".join(g["command_lines"] for g in got)
+    assert "show.py" in command_lines
+    assert not [value for value in ("secret-of-the-file", "12345678") if value in command_lines]
     assert (got[1]["host"], got[1]["CUDA_VISIBLE_DEVICES"], got[1]["OF_FIRST_HOST"]) == ("host-b", "0", None)
     assert got[1]["PYTHONHASHSEED"] == "12345678"
     assert "/first" not in got[1]["PATH"]

@@ -323,6 +323,35 @@ def test_a_cache_that_cannot_be_read_is_no_empty_one() -> None:
     assert done.stderr.count("cannot be read: Permission denied") == 5
 
 
+MAKE = """
+from op_builder.cache.__main__ import main
+from op_builder.cache.store import Cache
+from tests.support.entries import publish
+assert main(["init", "--shared", "4242"]) == 0
+publish(Cache())
+"""
+LOAD = """
+from op_builder import env
+from op_builder.cache.store import Cache
+from tests.support.entries import find, publish
+assert find(Cache()) is None
+with env.scope(ACCEL_CACHE_TRUST="54321"):
+    assert find(Cache()) is not None
+    publish(Cache(), flags="second")
+"""
+
+
+def test_a_cache_that_a_member_made_is_used_by_those_who_trust_that_member() -> None:
+    with place_for_all() as place:
+        place.chmod(0o777)
+        variables = {"ACCEL_CACHE_DIR": str(place / "cache")}
+        made = run_as(ANOTHER, MAKE, groups=[4242], **variables)
+        assert made.returncode == 0, made.stderr
+        assert f"Users who trust you also set ACCEL_CACHE_TRUST={ANOTHER}." in made.stdout
+        loaded = run_as(ANOTHER + 1, LOAD, groups=[4242], **variables)
+        assert loaded.returncode == 0, loaded.stderr
+
+
 def test_a_group_that_no_system_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for group in ("4294967295", "99999999999", "9" * 5000, "-1", "no such group"):
         with pytest.raises(SystemExit):
@@ -400,3 +429,37 @@ def test_a_relative_home_is_named() -> None:
     assert "ACCEL_CACHE_DIR" in caught.value.remedy
     with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME="relative", HOME="/"):
         assert Cache().root == Path("/.cache/accel-ops")
+
+
+def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for name in ("sweep", "make_directory", "sign_of_life"):
+        with monkeypatch.context() as failing:
+            failing.setattr(f"op_builder.cache.staging.{name}", fail)
+            with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):
+                pass
+    assert list((cache.home / "staging").iterdir()) == []
+
+
+def test_names_close_to_generated_ones_are_left_and_not_damage(cache: Cache) -> None:
+    entry, digest = publish(cache), "0123456789abcdef" * 2
+    names = (
+        *(f"memo/{name}" for name in (f"{digest.upper()}.json", f"x{digest}.json", f"{digest}.json\n", ".staged-abc")),
+        *(f"locks/{name}" for name in (f"x-{digest}.lock~", f"-{digest}.lock", f"x y-{digest}.lock")),
+        *(f"logs/{name}" for name in ("x-20260101-000000-1.log.gz", "x y-20260101-000000-1.log")),
+        *(f"staging/{name}/x" for name in ("a@b@1", "a@b@x@abcdefgh", "a@b@1@abcdefgh.bak", "a@b@1@abcdefgh\n")),
+        *(f"rejected/{name}/x" for name in (digest, f"{digest}-x", f"{digest}-abcdefgh.old")),
+        *(f"sycl_kernels/{name}/x" for name in ("1x", "a", "1\n")),
+        *(f"ops/{name}/{digest}/{digest}/{MANIFEST}" for name in ("my-op", "1op", "small.old")),
+    )
+    for name in names:
+        (cache.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache.home / name).write_text("precious")
+        os.utime(cache.home / name, (0, 0))
+        os.utime((cache.home / name).parent, (0, 0))
+    assert cache.entries() == [entry]
+    assert main(["verify", "--directory", str(cache.root)]) == 0
+    maintain(cache.root)
+    assert [name for name in names if not (cache.home / name).exists()] == []

@@ -55,6 +55,12 @@ def test_the_stamp_of_torchs_headers_is_that_of_their_hashes_in_its_install_reco
     assert stamp("two", "one") != first
 
 
+def test_a_flag_of_one_source_counts(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_of(small)
+    monkeypatch.setattr(small, "source_args", lambda _: ["-DONE"])
+    assert key_of(small).digest != before.digest
+
+
 def test_a_touched_file_and_a_moved_directory_change_nothing(small: SmallBuilder, tmp_path: Path, cache: Cache) -> None:
     before = key_of(small)
     os.utime(small.directory / "small.cpp", (1, 1))
