@@ -57,7 +57,8 @@ def storages_of(kind: Kind) -> tuple[str, ...]:
 
 def all_cases(kind: Kind) -> list[Case]:
     """Every combination of types; copies of another type and another alignment each time."""
-    copies, offsets = itertools.cycle((None, *FLOATS)), itertools.cycle((0, 1, 2, 3, 7))
+    # Of five and seven, so that none always comes with the same of four storages.
+    copies, offsets = itertools.cycle((None, *FLOATS, torch.bfloat16)), itertools.cycle((0, 1, 2, 3, 4, 5, 7))
     types = [
         *((*each, next(copies)) for each in itertools.product(FLOATS, FLOATS, storages_of(kind))),
         *((param, torch.float32, FLOAT32, copy) for param, copy in itertools.product(FLOATS, FLOATS)),

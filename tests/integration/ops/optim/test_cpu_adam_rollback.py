@@ -95,8 +95,8 @@ def test_rollback_restores_within_the_bound(adam, changes, types):
         most = bound(before, after, {**ADAM.options, **changes})
         for role, found, wanted, limit in zip(ADAM.roles, restored, before, most, strict=True):
             assert found.dtype == wanted.dtype
-            over = (found.double() - wanted.double()).abs() / limit.clamp(min=1e-300)
-            assert not (over > 1).any(), f"{role} of {numel}: beyond the bound by a factor of {over.max():.3g}"
+            over = ~((found.double() - wanted.double()).abs() <= limit)  # NaN is, too
+            assert not over.any(), f"{role} of {numel}: {int(over.sum())} elements beyond the bound"
 
 
 def test_moments_of_the_first_step_come_back_as_exact_zeros(adam):
