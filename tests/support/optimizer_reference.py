@@ -361,7 +361,7 @@ class Reference:
         pairs = [(self.param, actual.param), *zip(self.states, actual.states, strict=True)]
         for name, (expected, found) in zip(("param", *self.kind.states), pairs, strict=True):
             difference = (found.double() - expected.value).abs()
-            within = difference <= SECOND_ORDER * expected.error  # which NaN is not
+            within = difference <= SECOND_ORDER * expected.error  # NaN is not
             over = ~within & expected.value.isfinite()
             assert not over.any(), (
                 f"{name}: {int(over.sum())} of {over.numel()} elements beyond the bound, "

@@ -95,7 +95,7 @@ def test_rollback_restores_within_the_bound(adam, changes, types):
         most = bound(before, after, {**ADAM.options, **changes})
         for role, found, wanted, limit in zip(ADAM.roles, restored, before, most, strict=True):
             assert found.dtype == wanted.dtype
-            over = ~((found.double() - wanted.double()).abs() <= limit)  # NaN is, too
+            over = ~((found.double() - wanted.double()).abs() <= limit)  # NaN counts, too
             assert not over.any(), f"{role} of {numel}: {int(over.sum())} elements beyond the bound"
 
 
