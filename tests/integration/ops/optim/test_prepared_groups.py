@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import os
-
 import pytest
 import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUAdam
-from op_builder.ops.optim.small_tensors import SmallTensors
 
 
 def make_optimizer(count: int) -> CPUAdam:
@@ -98,27 +93,3 @@ def test_gradients_that_two_groups_share_are_refused_where_they_are_zeroed(steps
     optimizer.zero_grads = True
     with pytest.raises(OpArgumentError, match="shares memory"):
         optimizer.step()
-
-
-# Small states, which lie side by side --------------------------------------------------------------
-
-
-def test_a_saved_state_is_no_larger_than_its_tensor() -> None:
-    param = torch.nn.Parameter(torch.ones(10))
-    made = CPUAdam([param])
-    param.grad = torch.ones(10)
-    made.step()
-    file = io.BytesIO()
-    torch.save(made.state[param]["exp_avg"], file)
-    assert file.tell() < 4096
-    assert copy.deepcopy(made.state[param]["exp_avg"]).untyped_storage().nbytes() == 40
-
-
-@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
-def test_a_child_process_has_memory_of_its_own() -> None:
-    tensor = SmallTensors().copy(torch.zeros(3))
-    child = os.fork()
-    if child == 0:
-        os._exit(int(tensor.add_(1).sum()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    assert tensor.tolist() == [0.0, 0.0, 0.0]
