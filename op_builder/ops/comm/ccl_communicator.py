@@ -42,7 +42,9 @@ class CCLWork:
     def is_completed(self) -> bool:
         """Whether it has finished, successfully or not."""
         with self._lock:
-            return self._is_done or self._failure is not None or self._finished_within(0)
+            if not self._is_done and self._failure is None:
+                self._finished_within(0)
+            return self._is_done or self._failure is not None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return True when it has finished; the tensor then has its result.

@@ -165,7 +165,7 @@ class SharedMemoryGroup:
             raise OpArgumentError(f"dtype is {dtype!r}.", "Pass a torch.dtype.")
         count = math.prod(sizes)
         if count == 0:
-            return torch.zeros(sizes, dtype=dtype)
+            return torch.zeros(sizes, dtype=dtype, device="cpu")
         size_bytes = count * dtype.itemsize
         # Fails before the ranks exchange anything if the group is broken.
         self._call("barrier", (), operation="empty_symmetric")
