@@ -45,14 +45,3 @@ def test_the_shares_of_all_ranks_add_up_to_the_whole_model() -> None:
         with torch.no_grad():
             likeliest = model(texts[:, :place])[:, -1].argmax(dim=1)
         assert torch.equal(likeliest, texts[:, place])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--steps", "0"], "at least one"), (["--ranks", "3"], "must divide"), (["--width", "20"], "must divide")],
-)
-def test_bad_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        example.main(options)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

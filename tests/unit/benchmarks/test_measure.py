@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, the busy machine, turns, results."""
+"""What all benchmarks share: options and results."""
 
 from __future__ import annotations
 
@@ -25,46 +25,6 @@ def test_every_benchmark_has_the_same_options(
     assert caught.value.code == 0
     output = capsys.readouterr().out
     assert all(option in output for option in ("--quick", "--json", "--write"))
-
-
-@pytest.mark.parametrize(("text", "peers"), [("", []), ("gloo", ["gloo"]), ("gloo,mpi", ["gloo", "mpi"])])
-def test_peers_are_a_list_of_names(text: str, peers: list[str]) -> None:
-    parser = _measure.make_parser("x", "", "less", ("gloo", "mpi"))
-    assert parser.parse_args(["--peers", text]).peers == peers
-    assert parser.parse_args([]).peers == ["gloo", "mpi"]
-
-
-@pytest.mark.parametrize("arguments", [["--peers", "gloo,nccl"], ["--count", "0"], ["--count", "many"]])
-def test_bad_values_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    parser = _measure.make_parser("x", "", "less", ("gloo",))
-    parser.add_argument("--count", type=_measure.positive)
-    with pytest.raises(SystemExit):
-        parser.parse_args(arguments)
-    assert arguments[0] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("load", "is_busy"), [(0.1, False), (7.0, True)])
-def test_a_busy_machine_is_reported(
-    load: float, is_busy: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    monkeypatch.setattr("psutil.cpu_count", lambda **_: 2)
-    machine = _measure.describe_machine()
-    assert machine.is_busy is is_busy
-    assert ("(busy)" in str(machine)) is is_busy
-    assert ("the machine is busy" in capsys.readouterr().err) is is_busy
-
-
-def test_contenders_take_turns_and_warm_ups_are_not_kept() -> None:
-    calls: list[str] = []
-
-    def count(name: str) -> int:
-        calls.append(name)
-        return len(calls)
-
-    samples = _measure.interleave({"a": lambda: count("a"), "b": lambda: count("b")}, 2, "turns")
-    assert calls == ["a", "b"] * 3
-    assert samples == {"a": [3, 5], "b": [4, 6]}
 
 
 def test_results_are_printed_and_written_as_the_same_json(
