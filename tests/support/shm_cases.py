@@ -1,4 +1,4 @@
-"""What ranks that share memory do in tests; shm_ranks.py runs it.
+"""What ranks that share memory do in tests, a process each.
 
 A case waits for files of the other ranks and not for time; its groups' timeouts are longer than any test.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import resource
 import signal
 import socket
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import SharedMemoryCommError
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from tests.support.rank_processes import run_ranks
 from tests.support.threads import in_threads
 from tests.support.waiting import pid_of, wait_until, wait_until_asleep, write_pid
 
@@ -35,9 +37,6 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 }
 FOREVER_S = 1e6
-# Half of the distance between 1 and the next number: what one rounding costs.
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 
 
 class Place:
@@ -107,27 +106,12 @@ def random_input(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def in_order(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """The reduction in the order of the ranks, 16-bit floats in float32: the very bits that are promised."""
+    """The very bits that are promised: the reduction in the order of the ranks, 16-bit floats in float32."""
     wide = [x.float() if x.is_floating_point() else x for x in inputs]
     total = wide[0].clone()
     for other in wide[1:]:
         total = {"sum": torch.add, "avg": torch.add, "max": torch.maximum, "min": torch.minimum}[op](total, other)
     return (total / len(inputs) if op == "avg" else total).to(inputs[0].dtype)
-
-
-def require_close(result: torch.Tensor, inputs: list[torch.Tensor], op: str) -> None:
-    """Against float64: each of the n - 1 additions rounds in float32, then the division, then the type itself."""
-    wide = [x.double() for x in inputs]
-    stacked = torch.stack(wide)
-    exact = {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
-    dtype = result.dtype
-    if dtype == torch.int32:
-        exact = (exact.long() + 2**31) % 2**32 - 2**31 if op == "sum" else exact.long()
-        assert torch.equal(result.long(), exact)
-        return
-    added = 0.0 if op in ("max", "min") else ROUNDING[torch.float32] * len(inputs) * stacked.abs().sum(0)
-    bound = added * 1.01 + ROUNDING[dtype] * 1.01 * exact.abs() + SMALLEST[dtype]
-    assert bool(((result.double() - exact).abs() <= bound).all()), f"{op} of {dtype} is too far off"
 
 
 def reductions(dtype: torch.dtype) -> tuple[str, ...]:
@@ -165,7 +149,6 @@ def every_collective(
             x = filled(own, offset=1)
             assert group.all_reduce(x, op) is x
             assert torch.equal(x, in_order(inputs, op)), f"all_reduce {op} of {count}"
-            require_close(x, inputs, op)
             results.append(bits(x))
         long = [random_input(count * place.size, type_, 77 * count + r) for r in range(place.size)]
         given = filled(long[place.rank])
@@ -201,17 +184,6 @@ def in_place_parts(place: Place) -> bool:
         y[part] = inputs[place.rank][part]
         group.all_gather(y, y[part])
         assert torch.equal(y, torch.cat([inputs[r][r * count : (r + 1) * count] for r in range(place.size)]))
-    return True
-
-
-def bytes_of_any_type(place: Place) -> bool:
-    group = place.group()
-    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.complex64, torch.float8_e4m3fn):
-        own = (torch.arange(37) * (place.rank + 1) % 5).to(dtype)
-        all_of = torch.cat([(torch.arange(37) * (r + 1) % 5).to(dtype) for r in range(place.size)])
-        out = torch.empty_like(all_of)
-        assert bits(group.all_gather(out, own)) == bits(all_of)
-        assert bits(group.broadcast(own, 1)) == bits(all_of[37:74])
     return True
 
 
@@ -349,13 +321,6 @@ def killed_while_meeting(place: Place) -> None:
     place.group(store=store)
 
 
-def one_never_comes(place: Place, timeout_s: float) -> None:
-    if place.rank != 1:
-        place.signal(f"here {place.rank}")
-        place.wait(f"here {2 - place.rank}")
-        place.group(timeout_s=timeout_s)
-
-
 def one_is_late(place: Place) -> None:
     """Rank 1 comes when rank 0 has given up."""
     group = place.group(timeout_s=0.5 if place.rank == 0 else FOREVER_S)
@@ -380,60 +345,54 @@ def one_has_left(place: Place, ends: bool) -> None:
         place.wait("over")
 
 
-def different_calls(place: Place, what: str) -> str:
+def different_calls(place: Place) -> list[str]:
     """Rank 0 calls something else than rank 1; nothing is changed, and the group stays usable."""
     group = place.group()
     x, gathered = torch.ones(6), torch.full((12,), 7.0)
     y = group.empty_symmetric(300_000)
-    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "count": (lambda: group.all_reduce(x[:5]), lambda: group.all_reduce(torch.ones(500_000))),
-        "reduction": (lambda: group.all_reduce(x), lambda: group.all_reduce(x, "max")),
-        "collective": (lambda: group.all_gather(gathered, x), group.barrier),
-        "source": (lambda: group.broadcast(x, 1), lambda: group.broadcast(x, 0)),
-        "offset": (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
-    }
-    message = failure_of(calls[what][place.rank])
-    assert gathered.unique().tolist() == [7.0]
-    assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
-    return message
+    calls: list[tuple[Callable[[], object], Callable[[], object]]] = [
+        (lambda: group.all_reduce(x[:5]), lambda: group.all_reduce(torch.ones(500_000))),
+        (lambda: group.all_reduce(x), lambda: group.all_reduce(x, "max")),
+        (lambda: group.all_gather(gathered, x), group.barrier),
+        (lambda: group.broadcast(x, 1), lambda: group.broadcast(x, 0)),
+        (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
+    ]
+    messages = []
+    for pair in calls:
+        messages.append(failure_of(pair[place.rank]))
+        assert gathered.unique().tolist() == [7.0]
+        assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
+    return messages
 
 
-def interrupted(place: Place, number: int) -> list[str]:
+def interrupted(place: Place) -> list[str]:
     """A signal while rank 0 waits: its handler's exception comes out, and rank 1 hears of it."""
     group = place.group()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     group.barrier()
     if place.rank == 1:
         wait_until_asleep(place.process_of(0))
-        os.kill(place.process_of(0), number)
+        os.kill(place.process_of(0), signal.SIGINT)
         place.wait("interrupted")
         group.all_reduce(torch.ones(4))  # all there is for it
         return [failure_of(group.barrier)]
-
-    def raise_lookup_error(*_: object) -> None:
-        raise LookupError("from the handler")
-
-    signal.signal(signal.SIGALRM, raise_lookup_error)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     raised = failure_of(lambda: group.all_reduce(torch.ones(4)))
     place.signal("interrupted")
     return [raised, failure_of(group.barrier)]
 
 
-def handled(place: Place, what: str) -> list[str]:
-    """A signal while rank 0 waits for rank 1: its handler returns, uses the group, or closes it and exits."""
+def handled(place: Place, closes: bool) -> list[str]:
+    """A signal while rank 0 waits for rank 1: its handler uses the group and returns, or closes it and exits."""
     group = place.group()
     seen = []
 
     def handle(*_: object) -> None:
-        if what == "uses":
-            seen.append(failure_of(group.barrier))
-        elif what == "closes":
+        seen.append("closes" if closes else failure_of(group.barrier))
+        if closes:
             group.close()
-            place.signal("handled")
-            raise SystemExit(0)
-        else:
-            seen.append("")
         place.signal("handled")
+        if closes:
+            raise SystemExit(0)
 
     signal.signal(signal.SIGUSR1, handle)
     group.barrier()
@@ -441,7 +400,7 @@ def handled(place: Place, what: str) -> list[str]:
         wait_until_asleep(place.process_of(0))
         os.kill(place.process_of(0), signal.SIGUSR1)
         place.wait("handled")
-        if what == "closes":
+        if closes:
             return []
     assert group.all_reduce(torch.ones(4)).tolist() == [2.0] * 4
     assert group.all_reduce(group.empty_symmetric(2000).fill_(1.0)).unique().tolist() == [2.0]
@@ -486,26 +445,6 @@ def closed_meanwhile(place: Place) -> str:
     return message[0]
 
 
-def other_threads_run(place: Place) -> bool:
-    """While rank 0 waits for rank 1, another of its threads does what rank 1 waits for."""
-    group = place.group()
-    group.barrier()
-    if place.rank == 1:
-        place.wait("ticked")
-        group.barrier()
-        return True
-
-    def tick() -> None:
-        wait_until_asleep(place.process_of(0))
-        place.signal("ticked")
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    group.barrier()
-    thread.join()
-    return True
-
-
 def child_of_a_rank(place: Place) -> str:
     """A fork of a rank is not a rank: it cannot use the group, and does not keep a dead rank alive."""
     group = place.group()
@@ -529,17 +468,18 @@ def child_of_a_rank(place: Place) -> str:
     return message + "\n" + (place.directory / "child").read_text()
 
 
-def no_space(place: Place, for_a_group: bool) -> list[Any]:
+def no_space(place: Place) -> list[Any]:
     """Rank 0 may not have files of that size, as memory of a group or as symmetric memory."""
-    group = place.comm.new_group(1, 0) if for_a_group else place.group()
+    group = place.group()
     if place.rank == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     result = []
-    try:
-        place.group() if for_a_group else group.empty_symmetric(4 << 18)
-    except Exception as error:
-        result = [type(error).__name__, str(error), getattr(error, "needed_bytes", None)]
-    group.barrier()  # as usable as before
+    for take in (place.group, lambda: group.empty_symmetric(4 << 18)):
+        try:
+            take()
+        except Exception as error:
+            result.append([type(error).__name__, str(error), getattr(error, "needed_bytes", None)])
+        group.barrier()  # as usable as before
     return result
 
 
@@ -639,7 +579,6 @@ def compiled_block(place: Place, backend: str) -> list[float]:
     return differences
 
 
-@functools.cache
 def prepare() -> None:
     """Load the op once, for all ranks that are forked."""
     ShareMemCommBuilder().load()
@@ -659,3 +598,38 @@ def run(rank: int, size: int, directory: str, case: str, arguments: dict[str, An
             end["error"] += traceback.format_exc()
     atexit.register(os._exit, 0)  # freeing all of torch would take longer than most cases
     return end
+
+
+# In the test's own process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's part of a case ended.
+
+    Attributes:
+        signal: that it was killed by; 0 where it was not.
+        value: what it returned, None where it did not.
+        error: the name of the exception's class, and its text; empty where there was none.
+        facts: further facts in the exception.
+    """
+
+    signal: int
+    value: Any = None
+    error: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def run_case(case: Callable[..., Any], size: int, **arguments: Any) -> list[RankEnd]:
+    """Run a case in as many processes as there are ranks; each one's end."""
+    with tempfile.TemporaryDirectory() as directory:
+        results = run_ranks("shm_cases", "run", size, Path(directory), arguments=[case.__name__, arguments])
+    assert all(result.status <= 0 for result in results), results
+    return [RankEnd(-result.status, **(result.value or {})) for result in results]
+
+
+def values_of_case(case: Callable[..., Any], size: int, **arguments: Any) -> list[Any]:
+    """What each rank returned; none may have failed."""
+    ends = run_case(case, size, **arguments)
+    assert [(end.error, end.signal) for end in ends] == [("", 0)] * size, ends
+    return [end.value for end in ends]
