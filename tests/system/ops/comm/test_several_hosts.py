@@ -13,34 +13,30 @@ import pytest
 from op_builder import env
 from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
 from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.ccl_programs import needs_oneccl
 from tests.support.network_namespaces import two_hosts
 from tests.support.rank_processes import GUARD_S, ROOT, run_ranks, values
 
+PROGRAM = "distributed_programs"
+
 oneccl = find_oneccl()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        oneccl is None or not oneccl.version,
-        reason="needs oneCCL: the extra ccl, or CCL_ROOT",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_oneccl]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    """The ops are compiled once, by nobody who is waited for."""
+    """The ops are compiled before anybody waits for them."""
     CCLCommBuilder().load()
     ShareMemCommBuilder().load()
 
 
 @pytest.mark.parametrize("across", ["gloo", "ccl"])
 def test_the_backend_on_two_hosts_shares_memory_inside_each_and_goes_across(across: str, tmp_path: Path) -> None:
-    program = "distributed_programs"
     with two_hosts() as hosts:
         names = ("GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE", "FI_TCP_IFACE")
         environments = [{"ACCEL_DISTRIBUTED_ACROSS": across, **dict.fromkeys(names, hosts[0].interface)}] * 4
-        prefixes = [host.prefix for host in hosts for _ in range(2)]
-        results = run_ranks(program, "all_collectives", 4, tmp_path, environments=environments, prefixes=prefixes)
+        namespaces = [host.name for host in hosts for _ in range(2)]
+        results = run_ranks(PROGRAM, "all_collectives", 4, tmp_path, environments=environments, namespaces=namespaces)
     for result in values(results):
         assert result["gloo"] == {}
         assert result["hosts"] == [[0, 1], [2, 3]]
