@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from op_builder.system import storage_engines
@@ -32,6 +35,20 @@ def cache_only(path: Path, size_bytes: int) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # without reading ahead
         file.read(size_bytes)
+
+
+@contextmanager
+def mounted(mount: Path, *options: object) -> Iterator[None]:
+    """A file system mounted there, by mount(8)."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    mount.mkdir()
+    if subprocess.run(["mount", *options, mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("such a file system cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=False)
 
 
 def wait_until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
