@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import is_overlapping
+from op_builder.ops.arguments import bounded_int, is_overlapping
 
 Tensors = Sequence[torch.Tensor]
 
@@ -79,6 +79,11 @@ def are_alike(singles: Tensors, nested: Sequence[Tensors], size: int) -> bool:
         len(listed) == size and all(one.numel() == single.numel() and one.dtype == single.dtype for one in listed)
         for single, listed in zip(singles, nested, strict=True)
     )
+
+
+def checked_rank(name: str, value: int, size: int) -> int:
+    """A rank of a group of ``size`` as an int, or an OpArgumentError."""
+    return bounded_int(name, value, 0, size - 1, f"Pass an int of 0 to {size - 1}: the group has {size} ranks.")
 
 
 def make_timeout(timeout: timedelta | None) -> timedelta:
