@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.system import storage_engines
 
@@ -21,6 +22,11 @@ def random_bytes(size: int, seed: int = 0, dtype: torch.dtype = torch.uint8) -> 
     """``size`` elements of random bits."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (size * dtype.itemsize,), dtype=torch.uint8, generator=generator).view(dtype)
+
+
+def fake_tensor(size: int = 4) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(size)
 
 
 def raw(tensor: torch.Tensor) -> bytes:

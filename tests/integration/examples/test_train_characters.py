@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerator.cpu_accelerator import CPU_Accelerator
 from examples import train_characters
-from examples.characters import masters
 from op_builder.toolchains.sycl_runtime import find_runtime
 
 torch_threads = torch.get_num_threads()
@@ -71,23 +69,3 @@ def test_errors_are_shown_with_their_remedy(
     monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])  # the op is not loaded yet
     assert train_characters.main(["--out", str(tmp_path)]) == 1
     assert "Unset ACCEL_JIT" in capsys.readouterr().out
-
-
-def test_a_bfloat16_model_is_the_rounding_of_its_masters() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(5, 3).to(torch.bfloat16)
-    copies = masters.HostMasters(model, CPU_Accelerator())
-    optimizer = torch.optim.AdamW(copies.parameters(), lr=1e-3)
-    for _ in range(3):
-        model(torch.randn(4, 5, dtype=torch.bfloat16)).sum().backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        copies.wait_for_gradients()
-        assert all(parameter.grad is None for parameter in model.parameters())
-        for master, gradient in zip(copies.parameters(), gradients, strict=True):
-            assert torch.equal(master.grad, gradient.float())
-        optimizer.step()
-        copies.send_up()
-    for parameter, master in zip(model.parameters(), copies.parameters(), strict=True):
-        assert master.dtype == torch.float32
-        assert torch.equal(parameter, master.to(torch.bfloat16))
-        assert not torch.equal(parameter.float(), master)

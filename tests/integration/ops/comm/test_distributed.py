@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from op_builder.cache.store import Entry
 from op_builder.cpu import ShareMemCommBuilder
 from op_builder.load.prebuilt import find_prebuilt
 from tests.support.ccl_programs import needs_oneccl
+from tests.support.launching import free_port
 from tests.support.rank_processes import run_ranks, values
 
 PROGRAM = "distributed_programs"
@@ -130,8 +130,7 @@ def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, messag
 
 
 def test_a_group_is_made_while_another_one_has_collectives_between_hosts_to_do(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     assert ranks("makes_a_group_meanwhile", 2, tmp_path, environments=[names | meeting for names in hosts("ab")])
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from op_builder.system.cpu_isa import supported_isas
 from tests.support import shm_cases as cases
+from tests.support.launching import free_port
 from tests.support.shm_cases import run_case, values_of_case
 
 DTYPES = ("float32", "bfloat16", "float16", "int32")
@@ -41,14 +44,6 @@ def test_every_collective_of_large_tensors(dtype: str, size: int, mib: int, symm
     assert results == results[:1] * size
 
 
-def test_the_small_tensor_may_be_a_part_of_the_large_one() -> None:
-    assert values_of_case(cases.in_place_parts, 3) == [True] * 3
-
-
-def test_nan_wins() -> None:
-    assert values_of_case(cases.not_a_number, 2) == [True] * 2
-
-
 @pytest.mark.parametrize("isa", supported_isas()[:-1])
 def test_instruction_sets_give_the_same_bits(isa: str) -> None:
     for dtype in DTYPES:
@@ -57,28 +52,18 @@ def test_instruction_sets_give_the_same_bits(isa: str) -> None:
 
 
 def test_inference_all_reduce() -> None:
-    for end in run_case(cases.default_group, 2):
+    for end in run_case(cases.default_group, 2, port=free_port()):
         assert end.error.startswith("OpArgumentError: This process is rank"), end
         assert "of 2, not" in end.error
 
 
-def test_several_groups_in_one_process() -> None:
-    for rank, sums in enumerate(values_of_case(cases.several_groups, 4)):
-        pair = [1.0, 5.0][rank // 2]
-        assert sums == [6.0, pair, float(rank), pair, 6.0] * 3 + [float(rank)] * 3
-
-
-def test_ranks_may_be_threads() -> None:
-    assert values_of_case(cases.ranks_as_threads, 2) == [True] * 2
-
-
-def test_memory_is_given_back() -> None:
-    # Each round: the two mappings of the group alone. After close(): none, and its descriptors are closed.
-    assert values_of_case(cases.memory_is_given_back, 2) == [[2, 2, 2, 0, 2]] * 2
+@pytest.mark.parametrize("case", cases.HOLDS, ids=lambda case: case.__name__)
+def test_holds_on_all_ranks(case: Callable[[cases.Place], None]) -> None:
+    values_of_case(case, cases.HOLDS[case])
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_tensor_parallel_block_compiles_into_one_graph(backend: str) -> None:
-    for to_eager, to_whole in values_of_case(cases.compiled_block, 2, backend=backend):
+    for to_eager, to_whole in values_of_case(cases.compiled_block, 2, backend=backend, port=free_port()):
         assert to_eager <= (0 if backend == "aot_eager" else TOLERANCE)
         assert to_whole < TOLERANCE

@@ -15,23 +15,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder import env
 from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
-from tests.support.files import random_bytes, raw, wait_until
+from tests.support.files import fake_tensor, random_bytes, raw, wait_until
 from tests.support.threads import in_threads
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
-
-
-def fake_tensor() -> torch.Tensor:
-    with FakeTensorMode():
-        return torch.zeros(4)
 
 
 @pytest.fixture
@@ -348,6 +342,24 @@ def test_failures_that_no_future_has_reported_are_raised_by_wait_and_close(tmp_p
         store.close()
     with pytest.raises(OpArgumentError, match="closed"):
         store.save("x", torch.ones(1))
+
+
+def test_a_save_for_which_no_thread_starts_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = TensorStore(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            store.save_async("x", torch.ones(3))
+    store.save_async("x", torch.zeros(3)).result()
+    store.close()
+    with pytest.raises(OpArgumentError, match="closed"):
+        store.save_async("x", torch.ones(3))
+    assert not TensorStore(tmp_path).load("x").any()
 
 
 def test_many_threads_share_a_store(store: TensorStore) -> None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-import torch
 
 from op_builder.errors import CommunicationError
 from op_builder.ops.comm.work import CollectiveWork, WorkQueue
@@ -105,12 +104,6 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
     assert queue.submit(lambda: None, []).wait()
 
 
-def test_a_work_that_was_taken_and_lost_is_an_error(queue: WorkQueue) -> None:
-    work = CollectiveWork([], queue, lambda: None)  # an exception came between its being taken and its being done
-    with pytest.raises(CommunicationError, match="an exception ended the collective"):
-        work.wait()
-
-
 def test_a_signal_handler_gets_an_error_and_no_deadlock(queue: WorkQueue) -> None:
     caught: list[CommunicationError] = []
 
@@ -144,20 +137,6 @@ def test_callbacks_use_the_queue_however_deep_and_block_nobody(queue: WorkQueue)
         assert all(work.get_future().then(lambda _: queue.submit(lambda: None, []).wait()).wait() for work in works)
     finally:
         release.set()
-
-
-def test_functions_and_callbacks_run_with_the_thread_local_state_of_the_caller(queue: WorkQueue) -> None:
-    def state(_: object = None) -> tuple[bool, bool, str]:
-        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_device())
-
-    seen = []
-    with busy(queue), torch.inference_mode(), torch.device("meta"):
-        expected = state()
-        work = queue.submit(lambda: seen.append(state()), [])
-        future = work.get_future().then(state)
-    assert work.wait()
-    assert seen == [expected]
-    assert future.wait() == expected != state()
 
 
 def test_a_closed_queue_fails_what_waits_takes_nothing_and_has_no_thread(
