@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,11 +54,3 @@ def mounted(mount: Path, *options: object) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", mount], check=False)
-
-
-def wait_until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Return when ``is_so()``; fail after a generous time."""
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

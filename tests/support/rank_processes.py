@@ -45,7 +45,7 @@ def run_ranks(
     """Run ``function(rank, size, directory, *arguments)`` of a module in ``size`` processes.
 
     Args:
-        program: the module, in tests.support. Its function ``prepare``, if it has one, is called before the forks.
+        program: the module, in tests.support.
         directory: empty; the ranks meet in a file in it.
         environments: for each rank, additional variables.
         namespaces: for each rank, the name of its network namespace; by default that of this process.
@@ -96,8 +96,7 @@ def _fork_ranks() -> list[Any] | None:
     """Serve the requests on standard input; in a rank, return its call."""
     for line in sys.stdin:
         orders = json.loads(line)
-        program = importlib.import_module(orders[0]["call"][0])
-        getattr(program, "prepare", lambda: None)()
+        importlib.import_module(orders[0]["call"][0])  # but no op: whether a rank can load one is its own affair
         ranks = []
         for order in orders:
             rank = os.fork()
@@ -123,12 +122,9 @@ def _become_rank(order: Mapping[str, Any]) -> None:
         namespace = os.open(f"/run/netns/{order['namespace']}", os.O_RDONLY)
         assert ctypes.CDLL(None).setns(namespace, 0) == 0
         os.close(namespace)
-    nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT)
-    for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
+    for descriptor, place in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
         os.dup2(descriptor, place)
-    os.close(nothing)
-    os.close(output)
 
 
 def values(results: Sequence[RankResult]) -> list[Any]:

@@ -264,26 +264,18 @@ def killed_while_meeting(place: Place) -> None:
     place.group(store=store)
 
 
-def one_is_late(place: Place) -> None:
-    """Rank 1 comes when rank 0 has given up."""
-    group = place.group(timeout_s=0.5 if place.rank == 0 else FOREVER_S)
-    if place.rank == 1:
-        place.wait("over")
-    try:
-        group.all_reduce(torch.ones(5))
-    finally:
-        place.signal("over")
-
-
-def one_has_left(place: Place, ends: bool) -> None:
-    group = place.group()
-    group.barrier()
+def one_is_missing(place: Place, how: str) -> None:
+    """Rank 1 comes late, when rank 0 has given up, or closes the group, or ends."""
+    group = place.group(timeout_s=0.5 if place.rank == 0 and how == "late" else FOREVER_S)
     if place.rank == 0:
         try:
             group.all_reduce(torch.ones(5))
         finally:
             place.signal("over")
-    elif not ends:
+    elif how == "late":
+        place.wait("over")
+        group.all_reduce(torch.ones(5))  # all that it needs is there
+    elif how == "closes":
         group.close()
         place.wait("over")
 
@@ -591,11 +583,6 @@ def compiled_block(place: Place, backend: str, port: int) -> list[float]:
         differences[0] = max(differences[0], float((result - block(x)).abs().max()))
         differences[1] = max(differences[1], float((result - whole).abs().max()))
     return differences
-
-
-def prepare() -> None:
-    """Load the op once, for all ranks that are forked."""
-    ShareMemCommBuilder().load()
 
 
 def run(rank: int, size: int, directory: str, case: str, arguments: dict[str, Any]) -> dict[str, Any]:

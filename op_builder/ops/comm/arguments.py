@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -84,11 +83,6 @@ def are_alike(singles: Tensors, nested: Sequence[Tensors], size: int) -> bool:
 def checked_rank(name: str, value: int, size: int) -> int:
     """A rank of a group of ``size`` as an int, or an OpArgumentError."""
     return bounded_int(name, value, 0, size - 1, f"Pass an int of 0 to {size - 1}: the group has {size} ranks.")
-
-
-def make_timeout(timeout: timedelta | None) -> timedelta:
-    """``timeout``, or torch's default."""
-    return timeout if timeout is not None else dist.distributed_c10d.default_pg_timeout
 
 
 def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:

@@ -86,12 +86,6 @@ def test_the_guide_launches_with_options_that_exist() -> None:
         parse(command.split())
 
 
-def test_the_ported_script_names_no_device() -> None:
-    before, after = ((SCRIPTS / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
-    assert "cuda" in before
-    assert not re.findall(r"cuda|cpu|nccl|gloo", after.partition('"""\n\n')[2])
-
-
 def test_every_member_that_the_guide_names_is_part_of_the_contract() -> None:
     named = re.findall(r"(?<!torch\.)\b(?:get_accelerator\(\)|accelerator)\.([A-Za-z]\w*)", GUIDE)
     modules = {"report", "launch", "conformance", "torch_accelerator"}

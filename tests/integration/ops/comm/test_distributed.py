@@ -24,13 +24,6 @@ def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any
 # Collectives ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def counted_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks return that run several functions, one after another."""
-    names = ["all_collectives", "method_names"]
-    return ranks("several", 2, tmp_path_factory.mktemp("two"), arguments=[names])
-
-
 def without_op(directory: Path) -> list[dict[str, str]]:
     """Environments of two ranks, the second of which cannot load the op."""
     if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
@@ -45,14 +38,10 @@ def require_all_ours(result: dict[str, Any]) -> None:
     assert result["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 4
 
 
-def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(counted_by_two: list[dict[str, Any]]) -> None:
-    for result in counted_by_two:
+def test_every_collective_and_method_name_old_and_new_is_right_and_ours(tmp_path: Path) -> None:
+    for result in ranks("several", 2, tmp_path, arguments=[["all_collectives", "method_names"]]):
         require_all_ours(result["all_collectives"])
         assert result["all_collectives"]["hosts"] == [[0, 1]]
-
-
-def test_every_method_name_old_and_new_is_ours(counted_by_two: list[dict[str, Any]]) -> None:
-    for result in counted_by_two:
         assert result["method_names"]["gloo"] == {}
         assert len(result["method_names"]["ours"]) == 14
 

@@ -21,7 +21,8 @@ from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError,
 from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
-from tests.support.files import fake_tensor, random_bytes, raw, wait_until
+from tests.support.files import fake_tensor, random_bytes, raw
+from tests.support.launching import wait_until
 from tests.support.threads import in_threads
 
 PIECE = 1 << 16

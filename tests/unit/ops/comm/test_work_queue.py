@@ -104,6 +104,12 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
     assert queue.submit(lambda: None, []).wait()
 
 
+def test_a_work_that_was_taken_and_lost_is_an_error(queue: WorkQueue) -> None:
+    work = CollectiveWork([], queue, lambda: None)  # an exception came between its being taken and its being done
+    with pytest.raises(CommunicationError, match="an exception ended the collective"):
+        work.wait()
+
+
 def test_a_signal_handler_gets_an_error_and_no_deadlock(queue: WorkQueue) -> None:
     caught: list[CommunicationError] = []
 
