@@ -297,7 +297,7 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:
     return failure_of(dist.barrier) or failure_of(dist.barrier)  # rank 0 has published one phase
 
 
-def ends_with_gloo_at_work(rank: int, size: int, directory: str) -> None:
+def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool) -> None:
     """gloo runs everything. Rank 0 starts a collective and ends; rank 1 joins just before rank 0's interpreter ends.
 
     Rank 0 keeps Python's lock from then on. A thread of gloo that waits for the lock, to free a tensor, aborts.
@@ -317,6 +317,8 @@ def ends_with_gloo_at_work(rank: int, size: int, directory: str) -> None:
     for _ in range(10):  # until gloo has begun
         time.sleep(0.1)
         wait_until_asleep(os.getpid(), thread.native_id)
+    if destroys:
+        dist.destroy_process_group()
     atexit._run_exitfuncs()
     atexit.register(ctypes.PyDLL(None).usleep, 2_000_000)  # the last thing that is done
     atexit.register(os.mkdir, ending)

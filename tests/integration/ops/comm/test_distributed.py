@@ -146,9 +146,10 @@ def test_a_process_that_ends_in_the_middle_of_a_collective_ends_well(
     )
 
 
-def test_a_process_that_ends_while_gloo_works_ends_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("destroys", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, tmp_path: Path) -> None:
     """A thread of gloo that then had the last reference to a tensor would abort the process."""
-    ranks("ends_with_gloo_at_work", 2, tmp_path / "ranks", environments=without_op(tmp_path))
+    ranks("ends_with_gloo_at_work", 2, tmp_path / "ranks", arguments=[destroys], environments=without_op(tmp_path))
 
 
 def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
