@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import mfusepy
@@ -85,4 +84,4 @@ def main(backing: str, mountpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(str, map(Path, sys.argv[1:])))
+    main(*sys.argv[1:])

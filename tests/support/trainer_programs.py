@@ -24,11 +24,6 @@ class Model(torch.nn.Module):
         return {"loss": torch.nn.functional.mse_loss(logits, labels), "logits": logits}
 
 
-def samples() -> list[dict[str, torch.Tensor]]:
-    data = torch.rand(16, 4, generator=torch.Generator().manual_seed(0))
-    return [{"data": row, "labels": row.sum().reshape(1)} for row in data]
-
-
 def train(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     """Make the group first, as the documentation says, then let Trainer and Accelerator find it."""
     from accelerate import Accelerator
@@ -47,7 +42,9 @@ def train(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     )
     model = Model()
     optimizer = CPUAdam(model.parameters(), lr=1e-2)
-    trainer = Trainer(model, options, train_dataset=samples(), optimizers=(optimizer, None))
+    inputs = torch.rand(16, 4, generator=torch.Generator().manual_seed(0))
+    regression = [{"data": data, "labels": data.sum().reshape(1)} for data in inputs]
+    trainer = Trainer(model, options, train_dataset=regression, optimizers=(optimizer, None))
     trainer.train()
     is_accel = isinstance(dist.group.WORLD, AccelProcessGroup)
     found = {

@@ -22,8 +22,8 @@ from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
 from tests.support.files import fake_tensor, random_bytes, raw
-from tests.support.launching import wait_until
 from tests.support.threads import in_threads
+from tests.support.waiting import wait_until
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
@@ -221,6 +221,11 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file/store"):
         TensorStore(tmp_path / "file" / "store")
+
+
+def test_importing_the_front_ends_imports_neither_torch_nor_xxhash() -> None:
+    code = "import sys, op_builder.ops; sys.exit(any(name in sys.modules for name in ('torch', 'xxhash')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # Damage ----------------------------------------------------------------------------------------
