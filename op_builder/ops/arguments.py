@@ -202,3 +202,8 @@ def is_overlapping(tensor: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as a vector of uint8."""
+    return tensor.detach().view(-1).view(torch.uint8)

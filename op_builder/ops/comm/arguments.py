@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import bounded_int, is_overlapping
+from op_builder.ops.arguments import bounded_int, bytes_of, is_overlapping
 
 Tensors = Sequence[torch.Tensor]
 
@@ -147,11 +147,6 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor as one of class ``torch.Tensor``, with the same memory and strides."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().as_subclass(torch.Tensor)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def replace_tensors(arguments: Any, replacements: Iterable[torch.Tensor]) -> Any:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from op_builder.errors import DamagedTensorError
-from op_builder.ops.arguments import bounded_int
+from op_builder.ops.arguments import bounded_int, bytes_of
 from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress, write_plainly
 from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
-from op_builder.ops.io.tensor_store_memory import body_to_write, bytes_of, check_out, is_filled_in_place, new_tensor
+from op_builder.ops.io.tensor_store_memory import body_to_write, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
 from op_builder.ops.io.tensor_store_transfer import StoreCounters, Transfers
 from op_builder.system.records import RecordError
