@@ -182,14 +182,6 @@ def require_across(name: str) -> str:
     return name
 
 
-def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> Across | None:
-    """The collectives of the leaders, by ``name``; None on other ranks."""
-    if not layout.is_leader:
-        return None
-    make = CCLAcross if name == "ccl" else GlooAcross
-    return make(store, layout, timeout, note)
-
-
 def compare_calls(across: Across, layout: Layout, text: str) -> None:
     """Raise a CommunicationError that shows two calls if the hosts are not about to do the same."""
     numbers = struct.unpack("<2I", hashlib.sha256(text.encode()).digest()[:8])
