@@ -1,4 +1,4 @@
-// The synchronisation of all collectives.
+// The synchronisation of all collectives. tests/support/models/shm_comm.pml is a model of it.
 //
 // Each rank counts phases. A rank *publishes* a phase when the others may read the data that it wrote for the phase. It
 // *meets* the others when it waits until all of them have published the phase that it published last. There are two
