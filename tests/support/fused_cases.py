@@ -40,7 +40,7 @@ def apply(
     update(CHUNK, flag, lists_of(cases), **given)
 
 
-def moved(tensors: Tensors, offsets: Sequence[int], device: str = "cpu") -> Tensors:
+def moved(tensors: Tensors, offsets: Sequence[int] = (0,) * 5, device: str = "cpu") -> Tensors:
     """Copies on a device that lie that many elements behind an aligned address, between guards."""
     places = iter(offsets)
 

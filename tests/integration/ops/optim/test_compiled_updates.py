@@ -10,11 +10,12 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.compilers import needs_gxx
 from tests.support.fused_cases import apply
 from tests.support.list_cases import PACKED, Case, make
-from tests.support.optimizer_reference import ADAM, LAMB, SGD, Kind, as_lists, load, load_fused, make_tensors
+from tests.support.optimizer_reference import ADAM, LAMB, SGD, Kind, load, load_fused, make_tensors
 from tests.support.training_tensors import Tensors
 
 STEPS = range(1, 13)  # more than torch compiles one function for (torch._dynamo.config.recompile_limit)
@@ -44,22 +45,17 @@ def assert_equal(ones: Any, others: Any) -> None:
 
 @pytest.mark.parametrize("kind", [ADAM, SGD], ids=str)
 def test_functions_of_one_tensor(kind: Kind):
-    module = type(load(kind))(load(kind).ops)
+    module = HostOp(load(kind).ops)
     getattr(module, f"create_{kind.name}")(0)
     update = getattr(module, f"{kind.name}_update")
-    left_out = {"lr", *kind.fixed, *kind.unnamed} | ({"adamw_mode"} if kind is ADAM else set())
-    rest = [value for name, value in kind.options.items() if name not in left_out]
+    _, *rest = kind.of_one.values()
 
     def train_step(tensors: list[torch.Tensor], step: int, lr: float) -> torch.Tensor:
         update(0, step, lr, *rest, *tensors)
         return tensors[0] + 1
 
-    def tensors() -> list[torch.Tensor]:
-        made = make_tensors(kind, 1000)
-        return [made.param, made.grad, *made.states]
-
     one_graph, graphs = compiled(train_step)
-    actual, expected = tensors(), tensors()
+    actual, expected = ([*make_tensors(kind, 1000)] for _ in range(2))
     for step in STEPS:
         result = one_graph(actual, step, rate(step))
         assert torch.equal(result, train_step(expected, step, rate(step)))
@@ -91,29 +87,30 @@ def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
     assert not any(grad.any() for grad in actual.grads)
 
 
-@pytest.mark.parametrize("kind", [ADAM, LAMB], ids=str)
-def test_fused_optimizers(kind: Kind):
+@pytest.mark.parametrize(("kind", "in_tensors"), [(ADAM, False), (ADAM, True), (LAMB, False)], ids=str)
+def test_fused_optimizers(kind: Kind, in_tensors: bool):
+    """Also of steps and rates in tensors, the capturable form."""
     op = load_fused(kind)
 
-    def train_step(cases: list[Tensors], lr: float, step: int) -> None:
+    def train_step(cases: list[Tensors], lr: Any, step: Any) -> torch.Tensor:
         apply(op, kind, cases, lr=lr, step=step)
+        return cases[0].param + step
 
     one_graph, graphs = compiled(train_step)
     actual, expected = ([make_tensors(kind, numel) for numel in (17, 300)] for _ in range(2))
     for step in STEPS:
         lr = 2.0**-step  # in the graph it is rounded to float32
-        one_graph(actual, lr, step)
-        train_step(expected, lr, step)
+        of_graph, eager = ((torch.tensor(lr), torch.tensor(step - 1.0)) if in_tensors else (lr, step) for _ in range(2))
+        assert torch.equal(one_graph(actual, *of_graph), train_step(expected, *eager))
         for ones, others in zip(actual, expected, strict=True):
             assert_equal(ones, others)
     assert graphs.frame_count <= FEW
 
 
-def test_numbers_that_do_not_fit_are_told_from_a_compiled_function_too(cpu_adam):
-    module = type(cpu_adam)(cpu_adam.ops)
+def test_numbers_that_do_not_fit_are_refused_in_a_compiled_function_too(cpu_adam):
+    module = HostOp(cpu_adam.ops)
     module.create_adam(0)
-    made = make_tensors(ADAM, 8)
-    tensors = [made.param, made.grad, *made.states]
+    tensors = [*make_tensors(ADAM, 8)]
 
     @torch.compile(backend="aot_eager")
     def train_step(step: Any, lr: Any) -> None:
@@ -130,18 +127,3 @@ def test_numbers_that_do_not_fit_are_told_from_a_compiled_function_too(cpu_adam)
         with pytest.raises((ValueError, RuntimeError), match=f"^ValueError: .*{text}"):
             train_step(torch.tensor(step), 1e-3)
     assert_equal(tensors, before)
-
-
-def test_opcheck_of_the_update_by_numbers():
-    module = load(ADAM)
-    numbers = torch.tensor([3.0, 0.5, *ADAM.options.values()], dtype=torch.float64)
-    arguments = (*as_lists([make_tensors(ADAM, 17)]).positional(), numbers, *Pass().settings(), module.isa)
-    torch.library.opcheck(module.ops.update.numbers, arguments)
-
-
-@pytest.mark.parametrize("load_op", [lambda: load(ADAM), lambda: load_fused(ADAM)], ids=["host", "fused"])
-def test_plain_lists_are_refused_with_the_class_to_pass(load_op):
-    module = load_op()
-    with pytest.raises(OpArgumentError, match="of type list") as caught:
-        module.prepare([torch.ones(3)], [torch.tensor(0.0)])
-    assert "TensorLists" in caught.value.remedy

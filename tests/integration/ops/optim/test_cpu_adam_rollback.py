@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -23,7 +22,6 @@ TYPES = [
     (torch.float16, torch.bfloat16, torch.float16),
     (torch.float32, torch.bfloat16, torch.float32),
 ]
-NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "bias_correction")
 
 
 @pytest.fixture(scope="module", params=supported_isas())
@@ -39,7 +37,7 @@ def adam(request: pytest.FixtureRequest) -> HostOp:
 def arguments(step: int = 3, **changes: Any) -> tuple[float, ...]:
     """The arguments of an update and its rollback before the tensors."""
     options = {**ADAM.options, **changes}
-    return (int(options["adamw_mode"]), step, *(options[name] for name in NUMBERS))
+    return (int(options.pop("adamw_mode")), step, *options.values())
 
 
 def bound(before: Tensors, after: Tensors, options: Options) -> list[torch.Tensor]:
@@ -99,29 +97,16 @@ def test_rollback_restores_within_the_bound(adam, changes, types):
             assert not over.any(), f"{role} of {numel}: {int(over.sum())} elements beyond the bound"
 
 
-def test_moments_of_the_first_step_come_back_as_exact_zeros(adam):
-    tensors = make_tensors(ADAM, 1000)
-    for state in tensors.states:
+def test_moments_of_the_first_step_come_back_as_zeros_and_second_ones_never_negative(adam):
+    zeros, tiny = make_tensors(ADAM, 1000), make_tensors(ADAM, 10_000)
+    for state in zeros.states:
         state.zero_()
-    adam.adam_update(*arguments(step=1), *tensors)
-    adam.adam_rollback(*arguments(step=1), *tensors)
-    assert not any(state.any() for state in tensors.states)
-
-
-def test_second_moment_never_comes_back_negative(adam):
-    tensors = make_tensors(ADAM, 10_000)
-    tensors.states[1].mul_(1e-12)
-    adam.adam_update(*arguments(beta2=0.01), *tensors)
-    adam.adam_rollback(*arguments(beta2=0.01), *tensors)
-    assert (tensors.states[1] >= 0).all()
-
-
-def refused(adam: HostOp, text: str, tensors: list[torch.Tensor], **changes: Any) -> None:
-    before = [tensor.clone() for tensor in tensors]
-    with pytest.raises(OpArgumentError, match=text) as caught:
+    tiny.states[1].mul_(1e-12)
+    for tensors, changes in ((zeros, {"step": 1}), (tiny, {"beta2": 0.01})):
+        adam.adam_update(*arguments(**changes), *tensors)
         adam.adam_rollback(*arguments(**changes), *tensors)
-    assert caught.value.remedy
-    assert all(map(torch.equal, tensors, before))
+    assert not any(state.any() for state in zeros.states)
+    assert (tiny.states[1] >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -141,18 +126,9 @@ def refused(adam: HostOp, text: str, tensors: list[torch.Tensor], **changes: Any
     ids=str,
 )
 def test_options_that_cannot_be_rolled_back_are_refused(adam, changes, text):
-    refused(adam, text, [*make_tensors(ADAM, 20)], **changes)
-
-
-def test_tensors_that_do_not_fit_are_refused(adam):
-    spoiling = {
-        "is of type Double": torch.Tensor.double,
-        "is not contiguous": lambda x: x.repeat(2)[::2],
-    }
-    cases = [*itertools.product(range(4), spoiling.items()), *((k, ("float32", torch.Tensor.half)) for k in (2, 3))]
-    for role, (text, spoil) in cases:  # the last leave moments of two types
-        tensors = [*make_tensors(ADAM, 20)]
-        tensors[role] = spoil(tensors[role])
-        refused(adam, text, tensors)
-    tensors = [*make_tensors(ADAM, 20)]
-    refused(adam, "shares memory with its param", [tensors[0], tensors[0], *tensors[2:]])
+    tensors = make_tensors(ADAM, 20)
+    before = tensors.clone()
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        adam.adam_rollback(*arguments(**changes), *tensors)
+    assert caught.value.remedy
+    assert all(map(torch.equal, tensors, before))

@@ -1,25 +1,33 @@
-"""CPU Adam as torch ops: schemas, tracing, autograd, the GIL."""
+"""The optimizers on host tensors as torch ops: schemas, tracing, autograd."""
 
 from __future__ import annotations
-
-import sys
-import threading
-import time
 
 import pytest
 import torch
 
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from op_builder.system import cpu_isa
-from tests.support.list_cases import Case, make
-from tests.support.optimizer_reference import ADAM
+from tests.support.list_cases import AS_PARAM, PACKED, STOCHASTIC, Case, make
+from tests.support.optimizer_reference import ADAM, KINDS, load
 
 OPTIONS = list(ADAM.options.values())
-PLAIN = Pass().positional()
 
 
 def lists(*lengths: int) -> TensorLists:
     return make(Case(lengths=lengths)).lists
+
+
+@pytest.mark.parametrize(
+    ("kind", "storage"), [*((kind, AS_PARAM) for kind in KINDS), (ADAM, PACKED), (ADAM, STOCHASTIC)], ids=str
+)
+def test_opcheck_of_the_update(kind, storage):
+    case = Case(torch.bfloat16, torch.bfloat16, storage, torch.bfloat16, (17, 0, 300), kind=kind)
+    op, tensors = load(kind), make(case).lists.positional()
+    options, settings = list(map(float, kind.options.values())), case.settings(grad_scale=-0.5, zero_grads=True, seed=3)
+    arguments = (*tensors, 3, options, *settings.positional(), op.isa)
+    for places in ((), ([5 + (1 << 32), 6, 7],)):
+        torch.library.opcheck(op.ops.update.default, (*arguments, *places))
+    numbers = torch.tensor([3.0, -0.5, *options], dtype=torch.float64)
+    torch.library.opcheck(op.ops.update.numbers, (*tensors, numbers, *settings.settings(), op.isa))
 
 
 def test_opcheck_of_the_rollback(cpu_adam):
@@ -42,24 +50,6 @@ def test_opcheck_of_prepared_lists(cpu_adam):
     tests = (*untraced, "test_faketensor")
     torch.library.opcheck(cpu_adam.ops.replace_grads.default, (number, grads), test_utils=tests)
     cpu_adam.ops.forget(number)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("update", ["params", "grads", "states", "scales", "copies"]),
-        ("rollback", ["params", "states"]),
-    ],
-)
-def test_ops_return_nothing_and_mark_what_they_change(cpu_adam, name, expected):
-    schema = getattr(cpu_adam.ops, name).default._schema
-    assert not schema.returns
-    changed = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    assert changed == expected
-
-
-def test_binding_and_python_see_the_same_instruction_sets(cpu_adam):
-    assert tuple(cpu_adam.ops.supported_isas().split(",")) == cpu_isa.supported_isas()
 
 
 def test_a_prepared_list_works_inside_a_compiled_function(cpu_adam):
@@ -96,38 +86,3 @@ def test_autograd_notices_all_that_an_update_changes(cpu_adam, is_prepared, chan
         cpu_adam.update_list(tensors, 1, OPTIONS, also)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@pytest.mark.parametrize("is_prepared", [False, True])
-def test_other_python_threads_run_during_an_update(cpu_adam, is_prepared):
-    numel = 1 << 19
-    given = TensorLists([torch.ones(numel)], [torch.ones(numel)], [[torch.zeros(numel)], [torch.zeros(numel)]])
-    prepared = cpu_adam.prepare(given, [torch.tensor(0.0)])
-    raw = (*given.positional(), 1, list(OPTIONS), *PLAIN, cpu_adam.isa)
-    watched, inside = threading.Event(), threading.Event()
-
-    def update() -> None:
-        watched.wait()  # without a GIL all updates may be over before start() returns
-        for _ in range(100):
-            inside.set()
-            if is_prepared:
-                prepared.update(OPTIONS, Pass())
-            else:
-                cpu_adam.ops.update.default(*raw)
-            inside.clear()
-
-    worker = threading.Thread(target=update)
-    seen = 0
-    interval = sys.getswitchinterval()
-    # Nobody is made to give the GIL away: this thread runs while the other is `inside` only if the op does.
-    sys.setswitchinterval(1000)
-    try:
-        worker.start()
-        watched.set()
-        while worker.is_alive():
-            seen += inside.is_set()
-            time.sleep(1e-4)
-    finally:
-        sys.setswitchinterval(interval)
-        worker.join()
-    assert seen >= 3

@@ -27,14 +27,14 @@ from tests.support.optimizer_reference import (
     LAMB,
     LION,
     Kind,
-    Reference,
     Rounded,
     as_lists,
     assert_same_bits,
+    assert_within,
+    expected_update,
     load,
     load_fused,
     make_tensors,
-    threads,
 )
 from tests.support.sycl_ops import needs_runtime
 from tests.support.training_tensors import Tensors, U
@@ -118,7 +118,7 @@ def test_updates_have_the_bits_of_the_cpu_optimizer_on_all_types_lengths_and_ali
 @every_device
 def test_more_tensors_than_one_launch_takes_are_all_updated(kind: Kind, place: str) -> None:
     expected = [make_tensors(kind, n, seed=n) for n in (*(n % 300 for n in range(1000)), 3_000_001)]
-    cases = [moved(case, (0,) * 5, device_of(place)) for case in expected]
+    cases = [moved(case, device=device_of(place)) for case in expected]
     apply(load_at(kind, place), kind, cases)
     load(kind).update_list(as_lists(expected), 3, options_of(kind))
     check(kind, place, cases, expected)
@@ -131,29 +131,10 @@ def test_every_option_has_the_effect_that_it_has_on_the_cpu_optimizer(kind: Kind
         if kind is LAMB and place == "cuda" and "lr" in change:
             continue  # magnifies how the norms differ
         expected = make_tensors(kind, 777)
-        case = moved(expected, (0,) * 5, device_of(place))
-        options = [float(value) for value in {**kind.options, **change}.values()]
-        module.update_list(as_lists([case]), options, step)
-        load(kind).update_list(as_lists([expected]), step, options)
+        case = moved(expected, device=device_of(place))
+        apply(module, kind, [case], step=step, **change)
+        load(kind).update_list(as_lists([expected]), step, list({**kind.options, **change}.values()))
         check(kind, place, [case], [expected])
-    if "adamw_mode" in kind.options:
-        expected = make_tensors(kind, 777)
-        case = moved(expected, (0,) * 5, device_of(place))
-        apply(module, kind, [case], adamw_mode=False)
-        load(kind).update_list(as_lists([expected]), 3, list({**kind.options, "adamw_mode": False}.values()))
-        check(kind, place, [case], [expected])
-
-
-@every_kind
-def test_the_number_of_threads_changes_no_bit(kind: Kind) -> None:
-    results = []
-    for count in (1, 2, 3):
-        cases = [make_tensors(kind, n, seed=n) for n in (5, 70_000, 200_001)]
-        with threads(count):
-            apply(load_fused(kind), kind, cases)
-        results.append(cases)
-    for other in results[1:]:
-        check(kind, ISAS[-1], results[0], other)
 
 
 @every_device
@@ -185,12 +166,11 @@ def test_a_step_reads_and_changes_what_is_in_tensors_unless_it_is_skipped(kind: 
     for case, old, step in zip(cases, start, done, strict=True):
         assert_guards_untouched(case)
         found = case.map(torch.Tensor.cpu)
-        reference = Reference.of(kind, {**kind.options, "lr": float(lr)}, old)
-        reference.step(old.grad, step + 1, found)
-        value, rate = old.param.double(), float(lr) * kind.options["weight_decay"]
-        change = (reference.param.value - value).abs() + rate * value.abs()
-        reference.param = Rounded(reference.param.value, reference.param.error + 8 * U * change)
-        reference.check(found)
+        options = {**kind.options, "lr": float(lr)}
+        param, *states = expected_update(kind, options, old, step + 1, found)
+        value = old.param.double()
+        change = (param.value - value).abs() + options["lr"] * options["weight_decay"] * value.abs()
+        assert_within(kind, found, [Rounded(param.value, param.error + 8 * U * change), *states])
     assert kind is LION or [float(step) for step in steps] == [step + 1 for step in done]
 
 
@@ -204,7 +184,7 @@ def test_the_capturable_form_takes_one_step_for_all_or_one_for_each_of_many(plac
     apply(load_fused(ADAM), ADAM, same, lr=float(torch.tensor(1e-2)))
     check(ADAM, place, cases, same, near=True)
     steps = [torch.tensor(float(i), device=device) for i in range(300)]
-    apply(module, ADAM, [moved(make_tensors(ADAM, 3), (0,) * 5, device) for _ in steps], step=steps)
+    apply(module, ADAM, [moved(make_tensors(ADAM, 3), device=device) for _ in steps], step=steps)
     assert [int(step) for step in steps] == list(range(1, 301))
 
 
@@ -266,10 +246,6 @@ def test_opcheck(kind: Kind, place: str, in_tensors: bool) -> None:
     control = [torch.tensor(1e-2), torch.zeros(1, dtype=torch.int32), torch.ones(()), torch.zeros(1)]
     given = (*tensors, steps, *(control if in_tensors else [None] * 4), options_of(kind), 3, False, CHUNK, module.isa)
     torch.library.opcheck(module.ops.update.default, given)
-    schema = module.ops.update.default._schema
-    assert not schema.returns
-    changed = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    assert changed == ["params", "states", "steps"]
 
 
 @every_kind
@@ -283,22 +259,6 @@ def test_opcheck_of_prepared_lists(kind: Kind) -> None:
     grads = [torch.ones(17), torch.ones(64)]
     torch.library.opcheck(ops.replace_grads.default, (number, grads), test_utils=(*untraced, "test_faketensor"))
     ops.forget.default(number)
-
-
-def test_the_capturable_form_compiles_as_one_graph() -> None:
-    module = load_fused(ADAM)
-
-    def train_step(case: Tensors, lr: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        apply(module, ADAM, [Tensors(case.param, case.grad * 2, case.states)], lr=lr, step=step)
-        return case.param + step
-
-    lr, steps = torch.tensor(1e-2), (torch.tensor(2.0), torch.tensor(2.0))
-    eager, compiled = make_tensors(ADAM, 1000), make_tensors(ADAM, 1000)
-    expected = train_step(eager, lr, steps[0])
-    in_graph = torch.compile(train_step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(in_graph(compiled, lr, steps[1]), expected)
-    assert steps[1] == 3
-    assert_same_bits(compiled, eager)
 
 
 def test_autograd_notices_an_update_between_forward_and_backward() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import itertools
 import pickle
 import weakref
 from collections.abc import Callable
@@ -17,8 +19,6 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUAdam
 from op_builder.ops.optim.host_optimizer import HostOptimizer
 from tests.support.optimizer_cases import HOST, assert_equal, contents
-
-every_optimizer = pytest.mark.parametrize("optimizer", HOST)
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -63,19 +63,30 @@ class Tied(torch.nn.Module):
         return batch
 
 
-def trained(optimizer: type[HostOptimizer], make: Callable[[], torch.nn.Module], in_backward: bool) -> Any:
-    model = make()
-    made = optimizer(make_groups(model), in_backward=in_backward)
-    train(made, model)
-    return contents(made, list(model.parameters()))
+def compiled() -> Any:
+    return torch.compile(make_model(), backend="aot_eager")
 
 
-@every_optimizer
 @pytest.mark.parametrize(
-    "make", [make_model, lambda: make_model(torch.bfloat16), Tied], ids=["float32", "bfloat16", "tied weight"]
+    ("optimizer", "make"),
+    [
+        *itertools.product(HOST, (make_model, lambda: make_model(torch.bfloat16), Tied)),
+        (functools.partial(CPUAdam, states="8bit"), make_model),
+        (CPUAdam, compiled),
+    ],
 )
-def test_the_result_is_that_of_step(optimizer: type[HostOptimizer], make: Callable[[], torch.nn.Module]) -> None:
-    assert_equal(trained(optimizer, make, in_backward=True), trained(optimizer, make, in_backward=False))
+def test_the_result_is_that_of_step(optimizer: Callable[..., Any], make: Callable[[], torch.nn.Module]) -> None:
+    results = []
+    for in_backward in (True, False):
+        model = make()
+        params = list(model.parameters())
+        copies = [torch.zeros_like(param, dtype=torch.bfloat16) for param in params]
+        made = optimizer(make_groups(model), in_backward=in_backward)
+        made.write_copies(dict(zip(params, copies, strict=True)))
+        train(made, model)
+        assert_equal([param.detach().bfloat16() for param in params], copies)
+        results.append(contents(made, params))
+    assert_equal(*results)
 
 
 def test_one_gradient_exists_at_a_time() -> None:
@@ -131,17 +142,6 @@ def test_a_copy_updates_its_own_model(copied: Any) -> None:
     assert_equal(contents(optimizer, list(model.parameters())), contents(other, list(other_model.parameters())))
 
 
-def test_a_compiled_model_trains_as_an_eager_one() -> None:
-    results = []
-    for compiled in (True, False):
-        model = make_model()
-        optimizer = CPUAdam(model.parameters(), in_backward=True)
-        train(optimizer, torch.compile(model, backend="aot_eager") if compiled else model)
-        results.append(contents(optimizer, list(model.parameters())))
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
 def test_groups_may_change_their_places() -> None:
     model = make_model()
     optimizer = CPUAdam(make_groups(model), in_backward=True)
@@ -156,34 +156,21 @@ def test_groups_may_change_their_places() -> None:
     assert "remove_hooks()" in caught.value.remedy
 
 
-def test_copies_are_written() -> None:
-    model = make_model()
-    params = list(model.parameters())
-    copies = [param.detach().bfloat16() for param in params]
-    optimizer = CPUAdam(params, lr=0.1, in_backward=True)
-    optimizer.write_copies(dict(zip(params, copies, strict=True)))
-    backward(model, 0)
-    assert_equal([param.detach().bfloat16() for param in params], copies)
-
-
 def test_half_the_bytes_of_gradients() -> None:
     """torch rounds each gradient to the type of ``grad_dtype``; the update is that with the rounded gradient."""
-    model, other_model = make_model(), make_model()
-    optimizer = CPUAdam(model.parameters())
-    other = CPUAdam(other_model.parameters())
-    for param in model.parameters():
+    models = make_model(), make_model()
+    optimizers = [CPUAdam(model.parameters()) for model in models]
+    for param in models[0].parameters():
         param.grad_dtype = torch.bfloat16
     for seed in range(3):
-        backward(model, seed)
-        backward(other_model, seed)
-        for param, other_param in zip(model.parameters(), other_model.parameters(), strict=True):
-            assert param.grad.dtype == torch.bfloat16
-            other_param.grad = other_param.grad.bfloat16().float()
-        optimizer.step()
-        other.step()
-        optimizer.zero_grad()
-        other.zero_grad()
-    assert_equal(list(model.parameters()), list(other_model.parameters()))
+        for model, optimizer in zip(models, optimizers, strict=True):
+            backward(model, seed)
+            for param in model.parameters():
+                assert param.grad.dtype == (torch.bfloat16 if model is models[0] else torch.float32)
+                param.grad = param.grad if model is models[0] else param.grad.bfloat16().float()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(*(list(model.parameters()) for model in models))
 
 
 # What is refused ------------------------------------------------------------------------------
@@ -198,6 +185,8 @@ def test_an_option_that_needs_all_gradients_is_refused_also_later(name: str, val
     setattr(optimizer, name, value)
     with pytest.raises(OpArgumentError, match=f"but {name} needs all"):
         backward(model, 0)
+    with pytest.raises(OpArgumentError, match="without grad_scale"):
+        optimizer.step(grad_scale=2.0)
 
 
 def test_parameters_that_share_memory_are_refused() -> None:

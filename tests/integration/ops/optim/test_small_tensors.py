@@ -14,19 +14,6 @@ from op_builder.ops import CPUAdam
 from op_builder.ops.optim.small_tensors import SmallTensors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64])
-@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7, 5), (3, 1, 11)])
-def test_a_copy_is_contiguous_and_has_a_storage_of_its_own(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    small = SmallTensors()
-    source = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-    made = [small.copy(source + number) for number in range(3)]
-    for number, tensor in enumerate(made):
-        assert torch.equal(tensor, source + number)
-        assert (tensor.dtype, tensor.shape, tensor.is_contiguous()) == (dtype, source.shape, True)
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
-        assert tensor.storage_offset() == 0
-
-
 def test_a_saved_state_is_no_larger_than_its_tensor() -> None:
     param = torch.nn.Parameter(torch.ones(10))
     made = CPUAdam([param])

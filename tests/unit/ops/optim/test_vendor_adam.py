@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,8 +26,8 @@ def adam() -> VendorAdam:
 
 def make_lists(dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    lists = [[torch.rand(n, generator=generator) for n in (1, 17)] for _ in range(4)]
-    return [[tensor.to(dtype) for tensor in lists[0]], [tensor.to(dtype) for tensor in lists[1]], *lists[2:]]
+    types = (dtype, dtype, torch.float32, torch.float32)
+    return [[torch.rand(n, generator=generator).to(each) for n in (1, 17)] for each in types]
 
 
 class OnDevice:
@@ -53,15 +55,19 @@ def test_torch_code_equals_torchs_optimizers(adam: VendorAdam, mode: int) -> Non
 
 def test_a_set_flag_skips_and_bad_arguments_are_refused(adam: VendorAdam) -> None:
     lists = make_lists(torch.bfloat16)
-    before = [[tensor.clone() for tensor in tensors] for tensors in lists]
+    before = copy.deepcopy(lists)
     adam.multi_tensor_adam(2048, torch.ones(1, dtype=torch.int32), lists, *NUMBERS, 1, 1, True, 0.1)
-    for wrong, mode in ((lists[:3], 1), ([*lists[:3], lists[3][:1]], 1), (lists, 2)):
+    for wrong, step, mode, weight_decay in (
+        (lists[:3], 1, 1, 0.1),
+        ([*lists[:3], lists[3][:1]], 1, 1, 0.1),
+        (lists, 1, 2, 0.1),
+        (lists, 0, 1, 0.1),
+        (lists, 1.5, 1, 0.1),
+        (lists, 1, 1, -0.1),
+    ):
         with pytest.raises(OpArgumentError):
-            adam.multi_tensor_adam(2048, None, wrong, *NUMBERS, 1, mode, True, 0.1)
-    for step, weight_decay in ((0, 0.1), (1.5, 0.1), (1, -0.1)):
-        with pytest.raises(OpArgumentError):
-            adam.multi_tensor_adam(2048, None, lists, *NUMBERS, step, 1, True, weight_decay)
-    assert all(torch.equal(a, b) for one, two in zip(lists, before, strict=True) for a, b in zip(one, two, strict=True))
+            adam.multi_tensor_adam(2048, None, wrong, *NUMBERS, step, mode, True, weight_decay)
+    assert all(map(torch.equal, itertools.chain(*lists), itertools.chain(*before)))
 
 
 @pytest.mark.parametrize(("device", "namespace"), [("mlu", "torch_mlu"), ("sdaa", "sdaa")])
