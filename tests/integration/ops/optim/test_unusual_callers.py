@@ -120,16 +120,6 @@ def test_scales_that_do_not_belong_to_the_codes_are_refused() -> None:
 # Lazy negations -----------------------------------------------------------------------------------
 
 
-@every_optimizer
-def test_a_lazy_negation_is_refused_as_a_parameter(optimizer: type[Any]) -> None:
-    param = torch.nn.Parameter(torch._neg_view(torch.ones(5)))
-    with pytest.raises(OpArgumentError, match=r"Parameter 0 of group 0 \(shape \(\S+\)\) is a lazy negation") as caught:
-        optimizer([param])
-    assert "resolve_neg()" in caught.value.remedy
-    resolved = torch.nn.Parameter(param.data.resolve_neg())
-    run(optimizer([resolved]), [resolved], 1)
-
-
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_gradient_that_is_a_lazy_negation_is_read_and_refused_where_it_is_zeroed(steps: int) -> None:
     params, expected = make_params(), make_params()
