@@ -1,0 +1,39 @@
+"""The binaries of the fused optimizers for CUDA, without a device; test_fused_update.py also runs their kernels."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from op_builder import cpu, cuda, env
+from op_builder.load import resolver
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+@pytest.mark.parametrize("name", ["FusedAdamBuilder", "FusedLambBuilder"])
+def test_nvcc_compiles_them_without_a_warning(name: str) -> None:
+    builder = getattr(cuda, name)()
+    with env.scope(TORCH_CUDA_ARCH_LIST="9.0"):
+        entry = resolver.compile_now(resolver.Request.of(builder))
+    log = (entry.artifact.parent / "build.log").read_text()
+    assert "warning" not in log, log
+    if torch.version.cuda is None:
+        assert entry.manifest.check.startswith("undefined symbols only")
+    symbols = subprocess.run(["nm", "-D", "-u", str(entry.artifact)], capture_output=True, text=True, check=True).stdout
+    assert "aoti_torch_get_current_cuda_stream" in symbols
+    assert "_ZN2at" not in symbols
+    assert "_ZN3c10" not in symbols
+
+
+def test_the_binary_for_cuda_is_the_declaration_of_the_cpu_with_kernels_added() -> None:
+    host, device = cpu.FusedAdamBuilder(), cuda.FusedAdamBuilder()
+    assert (device.NAME, device.BUILD_VAR) == (host.NAME, host.BUILD_VAR)
+    assert device.sources()[: len(host.sources())] == host.sources()
+    added = device.sources()[len(host.sources()) :]
+    assert added
+    assert all(source.endswith(".cu") for source in added)
+    assert list(device.filter_ccs(["6.1", "7.0", "9.0a+PTX"])) == ["7.0", "9.0a+PTX"]  # not those that are too old
