@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,10 +52,8 @@ MODELS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
 def main() -> None:
     torch.set_num_threads(2)
     for name, (function, arguments) in MODELS.items():
-        start = time.perf_counter()
         compiled = torch.compile(function, fullgraph=name != "linear, gelu and gradient")
         close(name, compiled(*arguments), function(*arguments))
-        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
     dynamic = torch.compile(lambda x: (x.softmax(-1) * 2).sum(0), dynamic=True)
     for rows in (3, 17, 1000):
         x = draw(rows, rows + 5)

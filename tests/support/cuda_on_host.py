@@ -7,15 +7,16 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
 from op_builder.ops.optim.fused_op import FusedOp
 from tests.support.compilers import require_program
-from tests.support.environments import ROOT
 from tests.support.optimizer_reference import FLOATS, Kind, load_fused
 
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
     *("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-shared"),
     *("-fPIC", "-mfma", "-fsanitize=undefined", "-fno-sanitize-recover=all"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +13,10 @@ from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from tests.support.optimizer_reference import ADAM, FLOATS, LAMB, Kind, make_tensors
+from tests.support.training_tensors import guarded
 
 FLOAT32, AS_PARAM, STOCHASTIC, PACKED = STORAGES = ("float32", "as param", "stochastic", "8 bits")
 LENGTHS = (0, 1, 15, 17, 255, 256, 257, 1000, 2049)
-GUARD_BYTES = 64
-GUARD = 0xA5
 # Of 8-bit codes, by whether the state is non-negative: the place of zero; what the largest stands for before its scale.
 ZERO = {False: 2.0**-15, True: 2.0**-31}
 LARGEST = {sign: torch.tensor(1.875 - zero).item() for sign, zero in ZERO.items()}  # as a float32
@@ -46,10 +45,6 @@ class Case:
         by_storage = {FLOAT32: torch.float32, STOCHASTIC: torch.bfloat16, PACKED: torch.uint8}
         return by_storage.get(self.storage, self.param)
 
-    def __str__(self) -> str:
-        names = [str(dtype)[6:] for dtype in (self.param, self.grad, self.copy) if dtype is not None]
-        return "-".join((self.kind.name, *names, self.storage))
-
     def settings(self, **arguments: Any) -> Pass:
         return Pass(stochastic=self.storage == STOCHASTIC, **arguments)
 
@@ -69,47 +64,24 @@ def all_cases(kind: Kind) -> list[Case]:
     return [Case(*each, offset=next(offsets), kind=kind) for each in types]
 
 
-@dataclass
-class Guarded:
-    """Tensors that lie between guard bytes."""
-
-    lists: TensorLists
-    storages: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
-
-    def assert_guards_untouched(self) -> None:
-        for storage, begin, end in self.storages:
-            assert (storage[:begin] == GUARD).all()
-            assert (storage[end:] == GUARD).all()
-
-
-def make(case: Case) -> Guarded:
-    """The tensors of a case, of a training run's magnitudes; the same each time."""
+def make(case: Case) -> TensorLists:
+    """The tensors of a case, of a training run's magnitudes, between guards; the same each time."""
     names = case.kind.states
-    guarded = Guarded(TensorLists([], [], [[] for _ in names], [[] for _ in names if case.storage == PACKED], []))
-
-    def lay(values: torch.Tensor) -> torch.Tensor:
-        begin = GUARD_BYTES + case.offset * values.itemsize
-        size = values.numel() * values.itemsize
-        storage = torch.full((begin + size + GUARD_BYTES,), GUARD, dtype=torch.uint8)
-        guarded.storages.append((storage, begin, begin + size))
-        view = storage.view(torch.uint8)[begin : begin + size].view(values.dtype)
-        return view.copy_(values)
-
-    lists = guarded.lists
+    lists = TensorLists([], [], [[] for _ in names], [[] for _ in names if case.storage == PACKED], [])
     for place, numel in enumerate(case.lengths):
         tensors = make_tensors(case.kind, numel, case.param, case.grad, seed=case.seed * 1000 + place)
-        lists.params.append(lay(tensors.param))
-        lists.grads.append(lay(tensors.grad))
+        lists.params.append(guarded(tensors.param, case.offset))
+        lists.grads.append(guarded(tensors.grad, case.offset))
         for k, state in enumerate(tensors.states):
             if case.storage == PACKED:
                 codes, scales = packed_states.encoded(state, names[k].endswith("sq"))
-                lists.states[k].append(lay(codes))
-                lists.scales[k].append(lay(scales))
+                lists.states[k].append(guarded(codes, case.offset))
+                lists.scales[k].append(guarded(scales, case.offset))
             else:
-                lists.states[k].append(lay(state.to(case.state)))
+                lists.states[k].append(guarded(state.to(case.state), case.offset))
         if case.copy is not None:
-            lists.copies.append(lay(torch.zeros(numel, dtype=case.copy)))
-    return guarded
+            lists.copies.append(guarded(torch.zeros(numel, dtype=case.copy), case.offset))
+    return lists
 
 
 def update_apart(

@@ -294,11 +294,21 @@ def update(module: HostOp, tensors: Tensors, options: Options, step: int = 3, **
     return result
 
 
-def update_one(kind: Kind, tensors: Iterable[torch.Tensor], verb: str = "update") -> None:
-    """The third update of a parameter, or its ``rollback``, by the functions of one tensor."""
+def update_one(
+    kind: Kind,
+    tensors: Iterable[torch.Tensor],
+    verb: str = "update",
+    *,
+    step: int = 3,
+    isa: str | None = None,
+    **changes: float,
+) -> None:
+    """An update of a parameter, or its ``rollback``, by the functions of one tensor."""
     module = HostOp(load(kind).ops)  # with ids of its own
-    getattr(module, f"create_{kind.name}")(0)
-    getattr(module, f"{kind.name}_{verb}")(0, 3, *kind.of_one.values(), *tensors)
+    module.isa = isa or module.isa
+    options = {**kind.options, **changes}
+    getattr(module, f"create_{kind.name}")(0, **{name: options[name] for name in module.declaration.modes})
+    getattr(module, f"{kind.name}_{verb}")(0, step, *(options[name] for name in kind.of_one), *tensors)
 
 
 def expected_update(kind: Kind, options: Options, before: Tensors, step: int, found: Tensors) -> list[Rounded]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.host_op import HostOp
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.optimizer_reference import ADAM, SECOND_ORDER, Options, load, make_tensors
+from tests.support.optimizer_reference import ADAM, SECOND_ORDER, Options, make_tensors, update_one
 from tests.support.training_tensors import SUBNORMAL, Tensors, U
 
 FLOAT32 = (torch.float32,) * 3
@@ -24,20 +24,10 @@ TYPES = [
 ]
 
 
-@pytest.fixture(scope="module", params=supported_isas())
-def adam(request: pytest.FixtureRequest) -> HostOp:
-    """The op with optimizers 0, of Adam, and 1, of AdamW."""
-    module = HostOp(load(ADAM, request.param).ops)
-    module.isa = request.param
-    for identity in (0, 1):
-        module.create_adam(identity, adamw_mode=bool(identity))
-    return module
-
-
-def arguments(step: int = 3, **changes: Any) -> tuple[float, ...]:
-    """The arguments of an update and its rollback before the tensors."""
-    options = {**ADAM.options, **changes}
-    return (int(options.pop("adamw_mode")), step, *options.values())
+@pytest.fixture(params=supported_isas())
+def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """An update, or its rollback, with an instruction set."""
+    return functools.partial(update_one, ADAM, isa=request.param)
 
 
 def bound(before: Tensors, after: Tensors, options: Options) -> list[torch.Tensor]:
@@ -83,13 +73,13 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("changes", "types"), [*((each, FLOAT32) for each in CHANGES), *(({}, each) for each in TYPES[1:])], ids=str
 )
-def test_rollback_restores_within_the_bound(adam, changes, types):
+def test_rollback_restores_within_the_bound(run, changes, types):
     for numel in (0, 1, 17, 1000, 70_001):
         before = make_tensors(ADAM, numel, *types, seed=numel)
         after = before.clone()
-        adam.adam_update(*arguments(**changes), *after)
+        run(after, **changes)
         restored = after.clone()
-        adam.adam_rollback(*arguments(**changes), *restored)
+        run(restored, "rollback", **changes)
         most = bound(before, after, {**ADAM.options, **changes})
         for role, found, wanted, limit in zip(ADAM.roles, restored, before, most, strict=True):
             assert found.dtype == wanted.dtype
@@ -97,14 +87,14 @@ def test_rollback_restores_within_the_bound(adam, changes, types):
             assert not over.any(), f"{role} of {numel}: {int(over.sum())} elements beyond the bound"
 
 
-def test_moments_of_the_first_step_come_back_as_zeros_and_second_ones_never_negative(adam):
+def test_moments_of_the_first_step_come_back_as_zeros_and_second_ones_never_negative(run):
     zeros, tiny = make_tensors(ADAM, 1000), make_tensors(ADAM, 10_000)
     for state in zeros.states:
         state.zero_()
     tiny.states[1].mul_(1e-12)
     for tensors, changes in ((zeros, {"step": 1}), (tiny, {"beta2": 0.01})):
-        adam.adam_update(*arguments(**changes), *tensors)
-        adam.adam_rollback(*arguments(**changes), *tensors)
+        run(tensors, **changes)
+        run(tensors, "rollback", **changes)
     assert not any(state.any() for state in zeros.states)
     assert (tiny.states[1] >= 0).all()
 
@@ -125,10 +115,10 @@ def test_moments_of_the_first_step_come_back_as_zeros_and_second_ones_never_nega
     ],
     ids=str,
 )
-def test_options_that_cannot_be_rolled_back_are_refused(adam, changes, text):
+def test_options_that_cannot_be_rolled_back_are_refused(run, changes, text):
     tensors = make_tensors(ADAM, 20)
     before = tensors.clone()
     with pytest.raises(OpArgumentError, match=text) as caught:
-        adam.adam_rollback(*arguments(**changes), *tensors)
+        run(tensors, "rollback", **changes)
     assert caught.value.remedy
     assert all(map(torch.equal, tensors, before))

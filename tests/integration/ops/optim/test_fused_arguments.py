@@ -22,7 +22,8 @@ def refused(text: str, kind: Kind = AMSGRAD, form: str = "", **changes: Any) -> 
     with pytest.raises(OpArgumentError, match=text) as caught:
         update(**{**good, **changes})
     assert caught.value.remedy
-    assert all(torch.equal(*pair) for both in zip(cases, before, strict=True) for pair in zip(*both, strict=True))
+    for case, old in zip(cases, before, strict=True):
+        assert all(map(torch.equal, case, old))
     update(**good)
 
 

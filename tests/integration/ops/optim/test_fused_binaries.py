@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-from op_builder import cpu, cuda, env
+from op_builder import cuda, env
 from op_builder.load import resolver
 
 
@@ -29,11 +29,5 @@ def test_nvcc_compiles_them_without_a_warning(name: str) -> None:
     assert "_ZN3c10" not in symbols
 
 
-def test_the_binary_for_cuda_is_the_declaration_of_the_cpu_with_kernels_added() -> None:
-    host, device = cpu.FusedAdamBuilder(), cuda.FusedAdamBuilder()
-    assert (device.NAME, device.BUILD_VAR) == (host.NAME, host.BUILD_VAR)
-    assert device.sources()[: len(host.sources())] == host.sources()
-    added = device.sources()[len(host.sources()) :]
-    assert added
-    assert all(source.endswith(".cu") for source in added)
-    assert list(device.filter_ccs(["6.1", "7.0", "9.0a+PTX"])) == ["7.0", "9.0a+PTX"]  # not those that are too old
+def test_devices_that_are_too_old_are_left_out() -> None:
+    assert list(cuda.FusedAdamBuilder().filter_ccs(["6.1", "7.0", "9.0a+PTX"])) == ["7.0", "9.0a+PTX"]

@@ -17,8 +17,6 @@ from tests.support.fused_cases import (
     CHUNK,
     FUSED_KINDS,
     apply,
-    assert_guards_untouched,
-    lists_of,
     moved,
     numbers_of,
 )
@@ -39,7 +37,7 @@ from tests.support.optimizer_reference import (
     make_tensors,
 )
 from tests.support.sycl_ops import needs_runtime
-from tests.support.training_tensors import Tensors, U
+from tests.support.training_tensors import Tensors, U, assert_guards_untouched
 
 ISAS = supported_isas()
 ON_HOST = "cuda on host"  # the CUDA kernels, through a stand-in for CUDA's headers
@@ -67,7 +65,6 @@ def pairs(*places: str) -> pytest.MarkDecorator:
     )
 
 
-every_kind = pytest.mark.parametrize("kind", FUSED_KINDS, ids=str)
 every_device = pairs(ISAS[-1], "cuda", ON_HOST, "sycl")
 
 
@@ -216,15 +213,11 @@ def test_new_gradients_in_every_update_do_what_a_call_with_all_tensors_does(kind
 @pytest.mark.parametrize("mode", [0, 1])
 def test_lamb_of_one_tensor_scales_the_step_by_the_corrections(mode: int) -> None:
     """The formula of DeepSpeed's op, found by its results on a CUDA device."""
-
-    def make() -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        return [torch.rand(1001, generator=generator, dtype=torch.float64) for _ in range(4)]
-
-    p, m, v, g = (tensor.float() for tensor in make())
+    generator = torch.Generator().manual_seed(1)
+    p, m, v, g = (torch.rand(1001, generator=generator) for _ in range(4))
+    value, first, second, gradient = (tensor.double() for tensor in (p, m, v, g))
     copy = torch.empty(1001, dtype=torch.bfloat16)
     coefficient = load_fused(LAMB).lamb(p, copy, m, v, g * 8, 0.1, 0.9, 0.99, 0.5, 0.01, 1e-6, 8.0, 3, mode, True, 0.01)
-    value, first, second, gradient = make()
     first = first * 0.9 + gradient * 0.1
     second = second * 0.99 + gradient**2 * 0.01
     root = (second + 1e-6).sqrt() if mode == 0 else second.sqrt() + 1e-6
@@ -241,33 +234,15 @@ def test_lamb_of_one_tensor_scales_the_step_by_the_corrections(mode: int) -> Non
 # As torch ops -----------------------------------------------------------------------------------
 
 
-def flat(cases: Sequence[Tensors]) -> tuple[list[torch.Tensor], ...]:
-    """Parameters, gradients and states as the raw ops take them."""
-    grads, params, *states = lists_of(cases)
-    return params, grads, [tensor for column in states for tensor in column]
-
-
 @pairs(ISAS[-1], "sycl")
 @pytest.mark.parametrize("in_tensors", [False, True])
 def test_opcheck(kind: Kind, place: str, in_tensors: bool) -> None:
-    module, tensors = load_at(kind, place), flat([make_tensors(kind, n, seed=n) for n in (17, 0, 64)])
+    module = load_at(kind, place)
+    tensors = as_lists([make_tensors(kind, n, seed=n) for n in (17, 0, 64)]).positional()[:3]
     steps = [torch.tensor(1.0) for _ in range(3)] if in_tensors else []
     control = [torch.tensor(1e-2), torch.zeros(1, dtype=torch.int32), torch.ones(()), torch.zeros(1)]
     given = (*tensors, steps, *(control if in_tensors else [None] * 4), options_of(kind), 3, False, CHUNK, module.isa)
     torch.library.opcheck(module.ops.update.default, given)
-
-
-@every_kind
-def test_opcheck_of_prepared_lists(kind: Kind) -> None:
-    """Of what does not trace them: see test_cpu_adam_torch_op.py."""
-    ops = load_fused(kind).ops
-    given = (*flat([make_tensors(kind, n) for n in (17, 64)]), [torch.tensor(0.0), torch.tensor(0.0)])
-    untraced = ("test_schema", "test_autograd_registration")
-    torch.library.opcheck(ops.prepare.default, given, test_utils=untraced)
-    number = ops.prepare.default(*given)
-    grads = [torch.ones(17), torch.ones(64)]
-    torch.library.opcheck(ops.replace_grads.default, (number, grads), test_utils=(*untraced, "test_faketensor"))
-    ops.forget.default(number)
 
 
 def test_autograd_notices_an_update_between_forward_and_backward() -> None:

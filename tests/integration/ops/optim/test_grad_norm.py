@@ -85,9 +85,9 @@ def test_one_value_that_is_not_finite_shows(adam_of_isa, dtype, value):
         assert math.isnan(norm) if math.isnan(value) else norm == math.inf
 
 
-@pytest.mark.parametrize("tensors", [[], [torch.zeros(0)], [torch.zeros(5), torch.zeros(0)]], ids=str)
-def test_the_norm_of_nothing_is_zero(cpu_adam, tensors):
-    assert norm_of(cpu_adam, tensors) == 0.0
+def test_the_norm_of_nothing_is_zero(cpu_adam):
+    for tensors in ([], [torch.zeros(0)], [torch.zeros(5), torch.zeros(0)]):
+        assert norm_of(cpu_adam, tensors) == 0.0
 
 
 def test_the_norm_of_a_prepared_list_is_that_of_its_gradients_now(cpu_adam):

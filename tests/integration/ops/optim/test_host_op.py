@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from op_builder import env
 from op_builder.errors import EnvironmentValueError, OpArgumentError
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.system import cpu_isa
-from tests.support.optimizer_reference import ADAM, KINDS, SGD, Kind, as_lists, load, make_tensors, update
+from tests.support.optimizer_reference import ADAM, KINDS, SGD, Kind, as_lists, load, make_tensors, update, update_one
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
@@ -35,30 +36,20 @@ SIGNATURES = {
 }
 
 
-class Single:
-    """The functions of one tensor of an optimizer, with ids of their own."""
+def functions(kind: Kind) -> tuple[Callable[..., None], ...]:
+    """Those that create an optimizer, update and destroy it, with ids of their own."""
+    module = HostOp(load(kind).ops)
+    names = (f"create_{kind.name}", f"{kind.name}_update", f"destroy_{kind.name}")
+    return tuple(getattr(module, name) for name in names)
 
-    def __init__(self, kind: Kind, **fixed: Any) -> None:
-        self.kind = kind
-        module = HostOp(load(kind).ops)
-        self.create = getattr(module, f"create_{kind.name}")
-        self.destroy = getattr(module, f"destroy_{kind.name}")
-        self.update = getattr(module, f"{kind.name}_update")
-        self.create(0, **fixed)
 
-    def arguments(self, **changes: Any) -> dict[str, Any]:
-        """Good arguments of an update, but for ``changes``."""
-        tensors = dict(zip(self.kind.roles, make_tensors(self.kind, 24), strict=True))
-        return {"optimizer_id": 0, "step": 3, **self.kind.of_one, **tensors, **changes}
-
-    def refuses(self, text: str, **changes: Any) -> None:
-        """Raise unless an update with ``changes`` is refused with a remedy and changes no tensor."""
-        arguments, good = self.arguments(**changes), self.arguments()
-        with pytest.raises(OpArgumentError, match=text) as caught:
-            self.update(**arguments)
-        assert caught.value.remedy
-        assert all(torch.equal(arguments[role], good[role]) for role in self.kind.roles)
-        self.update(**good)
+def refused(kind: Kind, text: str, **changes: Any) -> None:
+    """Raise unless an update with ``changes`` is refused with a remedy and changes no tensor."""
+    tensors = make_tensors(kind, 24)
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        update_one(kind, tensors, **changes)
+    assert caught.value.remedy
+    assert all(map(torch.equal, tensors, make_tensors(kind, 24)))
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -78,33 +69,32 @@ def test_functions_of_one_tensor_take_what_the_interface_says(name):
 @pytest.mark.parametrize(("kind", "fixed"), [*((kind, {}) for kind in KINDS), (SGD, {"nesterov": True})], ids=str)
 def test_a_function_of_one_tensor_does_what_the_list_form_does(kind, fixed):
     """The id fixes some options."""
-    single = Single(kind, **fixed)
-    arguments = single.arguments()
-    expected = update(load(kind), make_tensors(kind, 24), {**kind.options, **fixed})
-    single.update(*arguments.values())  # by position
-    assert all(torch.equal(arguments[role], tensor) for role, tensor in zip(kind.roles, expected, strict=True))
+    tensors = make_tensors(kind, 24)
+    expected = update(load(kind), tensors, {**kind.options, **fixed})
+    update_one(kind, tensors, **fixed)
+    assert all(map(torch.equal, tensors, expected))
 
 
 @pytest.mark.parametrize("change", [{"momentum": 0.0}, {"dampening": 0.5}], ids=str)
 def test_nesterov_without_momentum_or_with_dampening_is_refused(change):
-    Single(SGD, nesterov=True).refuses("nesterov=True was given with", **change)
+    refused(SGD, "nesterov=True was given with", nesterov=True, **change)
     with pytest.raises(OpArgumentError, match="nesterov=True was given with"):
-        Single(SGD, nesterov=True, **change)
+        functions(SGD)[0](0, nesterov=True, **change)
 
 
 @every_kind
 def test_numbers_out_of_range_are_refused(kind):
-    single = Single(kind)
+    create, _, _ = functions(kind)
     bad = [(value, "{name} is {value}") for value in (math.nan, math.inf, -0.1)]
     bad += [(value, "not a number") for value in ("fast", None, torch.ones(2))]
-    for name in (name for name, number in single.arguments().items() if isinstance(number, float)):
+    for name in (name for name, number in kind.of_one.items() if isinstance(number, float)):
         for value, text in [*bad, *([(1.0, "{name} is 1.0")] if name.startswith("beta") else [])]:
-            single.refuses(text.format(name=name, value=value), **{name: value})
+            refused(kind, text.format(name=name, value=value), **{name: value})
             with pytest.raises(OpArgumentError, match=text.format(name=name, value=value)):
-                single.create(1, **{"alpha" if name == "lr" else name: value})
-    single.create(1)
+                create(1, **{"alpha" if name == "lr" else name: value})
+    create(1)
     for step in (0, -3, 1.5, "1", None, True):
-        single.refuses("step is", step=step)
+        refused(kind, "step is", step=step)
 
 
 @every_kind
@@ -118,22 +108,24 @@ def test_a_wrong_count_of_options_is_refused(kind):
 
 @every_kind
 def test_an_id_is_used_once_and_free_after_destroy(kind):
-    single = Single(kind)
+    create, update, destroy = functions(kind)
+    numbers, tensors = kind.of_one.values(), make_tensors(kind, 24)
+    create(0)
     with pytest.raises(OpArgumentError, match="id 0 is in use") as caught:
-        single.create(0)
+        create(0)
     assert f"destroy_{kind.name}" in caught.value.remedy
-    single.destroy(0)
-    for call in (lambda: single.destroy(0), lambda: single.update(**single.arguments())):
+    destroy(0)
+    for call in (lambda: destroy(0), lambda: update(0, 3, *numbers, *tensors)):
         with pytest.raises(OpArgumentError, match="optimizer with id 0"):
             call()
-    single.create(0)
-    single.update(**single.arguments())
+    create(0)
+    update(0, 3, *numbers, *tensors)
 
 
 @pytest.mark.parametrize("value", [True, "1", None, 1.0, []])
 def test_an_id_is_an_int(value):
-    single = Single(ADAM)
-    for call in (single.create, single.destroy, lambda value: single.update(**single.arguments(optimizer_id=value))):
+    create, update, destroy = functions(ADAM)
+    for call in (create, destroy, lambda value: update(value, 3, *ADAM.of_one.values(), *make_tensors(ADAM, 24))):
         with pytest.raises(OpArgumentError) as caught:
             call(value)
         assert f"optimizer_id is {value!r}, which is not an int" in str(caught.value)
@@ -141,20 +133,22 @@ def test_an_id_is_an_int(value):
 
 
 def test_create_logs_only_when_asked(caplog):
-    single = Single(ADAM)
+    create, _, _ = functions(ADAM)
     with caplog.at_level("INFO", logger="op_builder"):
-        single.create(1)
+        create(1)
         assert not caplog.records
-        single.create(2, should_log=True)
+        create(2, should_log=True)
     assert "lr=0.001" in caplog.text
 
 
-def test_the_learning_rate_may_be_a_tensor_of_one_element():
-    single = Single(ADAM)
-    given, same = single.arguments(lr=torch.tensor(0.25)), single.arguments(lr=0.25)
-    single.update(**given)
-    single.update(**same)
-    assert torch.equal(given["param"], same["param"])
+def test_arguments_may_be_named_and_the_learning_rate_a_tensor_of_one_element():
+    create, update, _ = functions(ADAM)
+    create(0)
+    tensors, same = make_tensors(ADAM, 24), make_tensors(ADAM, 24)
+    named = dict(zip(ADAM.roles, tensors, strict=True))
+    update(optimizer_id=0, step=3, **{**ADAM.of_one, "lr": torch.tensor(0.25)}, **named)
+    update_one(ADAM, same, lr=0.25)
+    assert all(map(torch.equal, tensors, same))
 
 
 def test_binding_and_python_see_the_same_instruction_sets_and_others_are_refused(cpu_adam):
@@ -167,4 +161,4 @@ def test_binding_and_python_see_the_same_instruction_sets_and_others_are_refused
 @every_kind
 def test_empty_lists_and_tensors_do_nothing(kind):
     load(kind).update_list(as_lists([make_tensors(kind, 0)]), 1, list(kind.options.values()))
-    Single(kind).update(**Single(kind).arguments(**dict.fromkeys(kind.roles, torch.empty(0))))
+    update_one(kind, make_tensors(kind, 0))

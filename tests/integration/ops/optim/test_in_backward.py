@@ -48,19 +48,18 @@ def train(optimizer: HostOptimizer, model: torch.nn.Module, first: int = 0) -> N
         schedule.step()
 
 
-class Tied(torch.nn.Module):
-    """A weight that two layers share, in checkpoints that need no second pass of autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = torch.nn.Linear(13, 13), torch.nn.Linear(13, 13)
-        self.second.weight = self.first.weight
+class Checkpoints(torch.nn.Sequential):
+    """Layers in checkpoints that need no second pass of autograd."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        for layer in (self.first, self.second):
+        for layer in self:
             batch = torch.utils.checkpoint.checkpoint(layer, batch, use_reentrant=False).tanh()
         return batch
+
+
+def tied() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Checkpoints(*[torch.nn.Linear(13, 13)] * 2)
 
 
 def compiled() -> Any:
@@ -70,7 +69,7 @@ def compiled() -> Any:
 @pytest.mark.parametrize(
     ("optimizer", "make"),
     [
-        *itertools.product(HOST, (make_model, lambda: make_model(torch.bfloat16), Tied)),
+        *itertools.product(HOST, (make_model, lambda: make_model(torch.bfloat16), tied)),
         (functools.partial(CPUAdam, states="8bit"), make_model),
         (CPUAdam, compiled),
     ],
@@ -208,32 +207,30 @@ def test_grad_scale_is_refused() -> None:
 
 def test_a_second_optimizer_is_refused_until_the_first_lets_go() -> None:
     model = make_model()
-    first = CPUAdam(model.parameters(), in_backward=True)
-    fresh = torch.nn.Parameter(torch.ones(3))
-    with pytest.raises(OpArgumentError, match=r"already updates parameter 0 of group 1 \(shape \(70, 13\)\)") as caught:
-        CPUAdam([{"params": [fresh]}, {"params": model.parameters()}], in_backward=True)
-    assert caught.value.remedy == "Call remove_hooks() of that optimizer first."
+    params = list(model.parameters())
+    first = CPUAdam(params, in_backward=True)
+    fresh, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    second = CPUAdam([other], in_backward=True)
+    for call in (
+        lambda: CPUAdam([{"params": [fresh]}, {"params": params}], in_backward=True),
+        lambda: second.add_param_group({"params": params}),
+    ):
+        with pytest.raises(
+            OpArgumentError, match=r"already updates parameter 0 of group 1 \(shape \(70, 13\)\)"
+        ) as caught:
+            call()
+        assert caught.value.remedy == "Call remove_hooks() of that optimizer first."
+    assert len(second.param_groups) == 1
     fresh.sum().backward()  # the optimizer that was refused does not update it
     assert fresh.grad is not None
     first.remove_hooks()
     backward(model, 0)
-    assert all(param.grad is not None for param in model.parameters())
+    assert all(param.grad is not None for param in params)
     first.step()
-    assert all(int(first.state[param]["step"]) == 1 for param in model.parameters())
-    CPUAdam(model.parameters(), in_backward=True)
-
-
-def test_a_refused_group_leaves_the_optimizer_as_it_was() -> None:
-    model, other = make_model(), make_model()
-    optimizer = CPUAdam(model.parameters(), in_backward=True)
-    taken = CPUAdam(other.parameters(), in_backward=True)
-    with pytest.raises(OpArgumentError, match="parameter 0 of group 1"):
-        optimizer.add_param_group({"params": list(other.parameters())})
-    assert len(optimizer.param_groups) == 1
-    taken.remove_hooks()
-    optimizer.add_param_group({"params": list(other.parameters())})
-    backward(other, 0)
-    assert all(int(optimizer.state[param]["step"]) == 1 for param in other.parameters())
+    first.zero_grad()
+    second.add_param_group({"params": params})
+    backward(model, 1)
+    assert [int(made.state[param]["step"]) for made in (first, second) for param in params] == [1] * 2 * len(params)
 
 
 def test_an_error_leaves_the_parameter_and_its_gradient() -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
 
+from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.list_cases import AS_PARAM, Case, make, storages_of
-from tests.support.list_cases import assert_same_bits as assert_same_lists
+from tests.support.list_cases import (
+    AS_PARAM,
+    PACKED,
+    STOCHASTIC,
+    Case,
+    all_cases,
+    assert_same_bits,
+    assert_stored,
+    make,
+    storages_of,
+    update_apart,
+)
 from tests.support.optimizer_reference import (
     ADAM,
     DTYPES,
@@ -29,6 +41,7 @@ from tests.support.optimizer_reference import (
     threads,
     update,
 )
+from tests.support.training_tensors import assert_guards_untouched
 
 ISAS = supported_isas()
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)
@@ -75,14 +88,14 @@ def test_norms_reach_over_the_whole_of_a_long_tensor(isa):
 def test_the_number_of_threads_does_not_change_a_bit(kind, isa, storage):
     lengths = (100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1)
     case = Case(storage=storage, copy=torch.bfloat16, lengths=lengths, kind=kind)
-    results = [make(case).lists for _ in range(3)]
+    results = [make(case) for _ in range(3)]
     for count, lists in enumerate(results, start=1):
         with threads(count):
             for step in (1, 2**40):
                 also = case.settings(seed=11, zero_grads=step > 1)
                 load(kind, isa).update_list(lists, step, list(kind.options.values()), also)
     for lists in results[1:]:
-        assert_same_lists(lists, results[0])
+        assert_same_bits(lists, results[0])
 
 
 @every_kind
@@ -173,3 +186,45 @@ def test_zeros_beyond_the_end_do_not_count_without_an_eps(isa):
     tensors = make_tensors(LAMB, 33)
     options = {**LAMB.options, "eps": 0.0, "beta2": 0.0}
     assert checked_update(LAMB, isa, tensors, options).param.isfinite().all()
+
+
+# What is done in the same pass ---------------------------------------------------------------------
+
+
+def updated(case: Case, isa: str) -> TensorLists:
+    """The tensors after an update, which does what doing all apart on aligned tensors does and touches nothing else."""
+    module, options = load(case.kind, isa), list(case.kind.options.values())
+    also = case.settings(grad_scale=-0.37, zero_grads=True, seed=11)
+    lists, expected = make(case), make(dataclasses.replace(case, offset=0))
+    module.update_list(lists, 3, options, also)
+    assert_guards_untouched(itertools.chain(*lists.positional()))
+    new = update_apart(module, case, expected, 3, options, also)
+    assert_stored(lists, new, case)
+    assert_same_bits(lists._replace(states=(), scales=()), expected._replace(states=(), scales=()), case)
+    return lists
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_everything_in_one_pass_is_what_it_is_apart_with_every_instruction_set(kind: Kind) -> None:
+    """And those with a fused multiply-add give the same bits."""
+    for case in all_cases(kind):
+        _, *fused = [updated(case, isa) for isa in ISAS]
+        for lists in fused[1:]:
+            assert_same_bits(lists, fused[0], case)
+
+
+PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
+@pytest.mark.parametrize("places", [PLACES, ()], ids=["given", "indices"])
+def test_random_bits_are_those_of_the_places(adam_of_isa, storage, places):
+    case = Case(torch.bfloat16, storage=storage, lengths=(300, 5000, 17, 0, 700, 1))
+    also = case.settings(seed=5)
+    together, alone = make(case), make(case)
+    adam_of_isa.update_list(together._replace(places=places), 3, list(ADAM.options.values()), also)
+    for i, place in enumerate(places or range(6)):
+        states, scales = ([[each[i]] for each in lists] for lists in (alone.states, alone.scales))
+        one = TensorLists([alone.params[i]], [alone.grads[i]], states, scales, (), [place])
+        adam_of_isa.update_list(one, 3, list(ADAM.options.values()), also)
+    assert_same_bits(together, alone)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import os
+
 import pytest
 import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUAdam
+from op_builder.ops.optim.small_tensors import SmallTensors
 from tests.support.optimizer_cases import Params, assert_equal
 
 
@@ -38,8 +43,8 @@ def test_gradients_that_stay_are_replaced_or_missing_are_those_of_the_step(count
         optimizer.step()
         other.load_state_dict(other.state_dict())  # it prepares its lists anew
         other.step()
-        assert_equal(kept, forgetful)
-        assert not any(param.grad.any() for param in kept if param.grad is not None)
+        assert torch.equal(torch.stack(kept), torch.stack(forgetful))
+        assert not torch.stack([param.grad for param in kept if param.grad is not None]).any()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -84,3 +89,24 @@ def test_parameters_and_states_that_two_groups_share_are_refused(shared: str) ->
     with pytest.raises(OpArgumentError, match="A tensor of group 1 shares memory with one of group 0"):
         made.step()
     assert_equal((first, second), before)
+
+
+def test_a_saved_state_is_no_larger_than_its_tensor() -> None:
+    param = torch.nn.Parameter(torch.ones(10))
+    made = CPUAdam([param])
+    param.grad = torch.ones(10)
+    made.step()
+    file = io.BytesIO()
+    torch.save(made.state[param]["exp_avg"], file)
+    assert file.tell() < 4096
+    assert copy.deepcopy(made.state[param]["exp_avg"]).untyped_storage().nbytes() == 40
+
+
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_a_child_process_has_memory_of_its_own() -> None:
+    tensor = SmallTensors().copy(torch.zeros(3))
+    child = os.fork()
+    if child == 0:
+        os._exit(int(tensor.add_(1).tolist() == [1.0, 1.0, 1.0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert tensor.tolist() == [0.0, 0.0, 0.0]

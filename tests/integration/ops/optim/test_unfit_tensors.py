@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -154,7 +155,7 @@ def test_what_is_behind_the_end_of_a_shrunk_storage_may_be_gone() -> None:
 @pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
 def test_packed_states_are_refused_where_there_are_none_and_the_remedy_is_named(kind: Kind, storage: str) -> None:
     case = Case(storage=storage, lengths=(300,), kind=kind)
-    lists = make(case).lists
+    lists = make(case)
     before = copy_of(lists)
     with pytest.raises(OpArgumentError, match="does not support states in bytes") as caught:
         load(kind).update_list(lists, 1, list(kind.options.values()), case.settings())
@@ -163,35 +164,24 @@ def test_packed_states_are_refused_where_there_are_none_and_the_remedy_is_named(
 
 
 @pytest.mark.parametrize(
-    ("lists", "text"),
+    ("change", "text"),
     [
-        (TensorLists([], [], [[]]), "1 lists of states were given"),
-        (TensorLists([], [], []), "0 lists of states were given"),
-        (TensorLists([], [], [[], []], scales=[[]]), "1 lists of scales were given"),
+        (lambda lists: lists._replace(states=[]), "0 lists of states were given"),
+        (lambda lists: lists._replace(states=lists.states[:1]), "1 lists of states were given"),
+        (lambda lists: lists._replace(scales=[[]]), "1 lists of scales were given"),
+        (lambda lists: lists._replace(grads=lists.grads[:1]), "2 parameters came with 1 grad tensors"),
+        (lambda lists: lists._replace(places=[0]), "2 parameters came with 1 places"),
+        (lambda lists: lists._replace(places=[0, 1, 2]), "2 parameters came with 3 places"),
+        (list, "tensors is of type list"),
     ],
 )
-def test_every_state_has_a_list(cpu_adam, lists: TensorLists, text: str) -> None:
-    with pytest.raises(OpArgumentError, match=text) as caught:
-        cpu_adam.update_list(lists, 1, OPTIONS)
-    assert caught.value.remedy == "Pass 2: exp_avg, exp_avg_sq."
-
-
-@pytest.mark.parametrize("load_op", [load, load_fused])
-def test_plain_lists_are_refused_with_the_class_to_pass(load_op) -> None:
-    with pytest.raises(OpArgumentError, match="of type list") as caught:
-        load_op(ADAM).prepare([torch.ones(3)], [torch.tensor(0.0)])
-    assert "TensorLists" in caught.value.remedy
-
-
-def test_a_place_for_each_parameter_is_needed(cpu_adam) -> None:
-    given = make(Case(lengths=(300, 20))).lists
-    before = copy_of(given)
-    for places in ([0], [0, 1, 2]):
-        lists = given._replace(places=places)
-        for call in (cpu_adam.update_list, lambda lists, *_: cpu_adam.prepare(lists, [torch.tensor(0.0)] * 2)):
-            with pytest.raises(OpArgumentError, match=f"2 parameters came with {len(places)} places") as caught:
-                call(lists, 3, OPTIONS)
-            assert caught.value.remedy
+def test_lists_that_do_not_fit_together_are_refused(cpu_adam, change, text: str) -> None:
+    given = make(Case(lengths=(300, 20)))
+    before, lists = copy_of(given), change(given)
+    for call in (cpu_adam.update_list, lambda lists, *_: cpu_adam.prepare(lists, [torch.tensor(0.0)] * 2)):
+        with pytest.raises(OpArgumentError, match=text) as caught:
+            call(lists, 3, OPTIONS)
+        assert caught.value.remedy
     assert_unchanged(given, before)
 
 
@@ -212,7 +202,7 @@ BAD_LISTS = [
 @pytest.mark.parametrize(("role", "place", "spoilt", "text"), BAD_LISTS, ids=[text for *_, text in BAD_LISTS])
 def test_copies_and_scales_that_do_not_fit_are_refused(cpu_adam, role, place, spoilt, text) -> None:
     case = Case(storage=PACKED, copy=torch.bfloat16, lengths=(300, 20))
-    lists = make(case).lists
+    lists = make(case)
     members = getattr(lists, role)
     (members if role == "copies" else members[0])[place] = spoilt(lists)
     before = copy_of(lists)
@@ -233,37 +223,29 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize(
     ("role", "with_role", "place", "with_place", "text"), SHARED, ids=[case[-1] for case in SHARED]
 )
-def test_what_two_parameters_write_must_not_be_the_same(
-    cpu_adam, role, with_role, place, with_place, text, is_prepared
-) -> None:
-    lists = make(Case(copy=torch.float32, lengths=(300, 20, 300))).lists
+def test_what_two_parameters_write_must_not_be_the_same(cpu_adam, role, with_role, place, with_place, text) -> None:
+    lists = make(Case(copy=torch.float32, lengths=(300, 20, 300)))
     members = {**lists._asdict(), **dict(zip(ADAM.states, lists.states, strict=True))}
     memory = torch.ones(900)
     members[role][place] = memory[300:600]
     members[with_role][with_place] = memory[1:301]
     before = copy_of(lists)
-
-    def update(also: Pass) -> None:
-        if is_prepared:
-            cpu_adam.prepare(lists, [torch.tensor(0.0) for _ in lists.params]).update(OPTIONS, also)
-        else:
-            cpu_adam.update_list(lists, 3, OPTIONS, also)
-
-    with pytest.raises(OpArgumentError, match=text) as caught:
-        update(Pass(zero_grads=True))
-    assert caught.value.remedy
+    prepared = cpu_adam.prepare(lists, [torch.tensor(0.0) for _ in lists.params])
+    for update in (prepared.update, functools.partial(cpu_adam.update_list, lists, 3)):
+        with pytest.raises(OpArgumentError, match=text) as caught:
+            update(OPTIONS, Pass(zero_grads=True))
+        assert caught.value.remedy
     assert_unchanged(lists, before)
     members[role][place] = torch.ones(300)
-    update(Pass(zero_grads=True))
+    cpu_adam.update_list(lists, 3, OPTIONS, Pass(zero_grads=True))
 
 
 def test_neighbours_in_memory_and_empty_tensors_share_nothing(cpu_adam) -> None:
     case = Case(copy=torch.bfloat16, lengths=(300, 0, 20, 0, 300))
-    lists, expected = make(case).lists, make(case).lists
+    lists, expected = make(case), make(case)
     for role in ("params", "grads", "copies"):
         members = getattr(lists, role)
         members[:] = torch.cat(members).split(case.lengths)

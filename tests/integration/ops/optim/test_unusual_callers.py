@@ -42,9 +42,6 @@ every_case = pytest.mark.parametrize("make", CASES, ids=name_of)
 every_optimizer = pytest.mark.parametrize("optimizer", [*HOST, *FUSED])
 
 
-# Global defaults ----------------------------------------------------------------------------------
-
-
 def train(make: Callable[..., Any], params: Params) -> list[torch.Tensor]:
     """Steps, and what allocates memory: loading with numbers as steps, conversion of states, norms."""
     made = make(params)
@@ -83,9 +80,6 @@ def test_default_type_and_device_change_nothing(make: Callable[..., Any], dtype:
         assert torch.equal(one, other)
 
 
-# States of another shape --------------------------------------------------------------------------
-
-
 @every_case
 def test_a_state_of_another_shape_is_refused_on_loading_and_at_the_step(make: Callable[..., Any]) -> None:
     """Of two parameters with as many elements."""
@@ -117,9 +111,6 @@ def test_scales_that_do_not_belong_to_the_codes_are_refused() -> None:
             CPUAdam(params, states=states).load_state_dict(saved)
 
 
-# Lazy negations -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_gradient_that_is_a_lazy_negation_is_read_and_refused_where_it_is_zeroed(steps: int) -> None:
     params, expected = make_params(), make_params()
@@ -142,35 +133,19 @@ def test_a_gradient_that_is_a_lazy_negation_is_read_and_refused_where_it_is_zero
     assert_equal(params, expected)
 
 
-# Fake tensors -------------------------------------------------------------------------------------
-
-
 @every_optimizer
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_step_in_fake_tensor_mode_says_what_cannot_be_done(optimizer: type[Any], steps: int) -> None:
-    params, expected = make_params(), make_params()
-    made, other = optimizer(params), optimizer(expected)
+    params = make_params()
+    made = optimizer(params)
     run(made, params, steps)
     set_grads(params, 5)
+    before = contents(made, params)
     with FakeTensorMode(), pytest.raises(AccelError, match="FakeTensorMode; the native update needs memory") as caught:
         made.step()
     assert "torch.optim" in caught.value.remedy
-    run(other, expected, steps)
+    assert_equal(contents(made, params), before)
     made.step()
-    run(other, expected, 1, first=5)
-    assert_equal(contents(made, params), contents(other, expected))
-
-
-# Gradient scaling of frameworks -------------------------------------------------------------------
-
-
-@every_optimizer
-def test_on_the_cpu_gradient_scalers_unscale_the_gradients_themselves(optimizer: type[Any]) -> None:
-    """Lightning refuses to clip the gradients of an optimizer that has this attribute."""
-    assert getattr(optimizer(make_params()), "_step_supports_amp_scaling", False) is False
-
-
-# Errors in the user's terms -----------------------------------------------------------------------
 
 
 def convert_state(entry: dict[str, Any]) -> None:

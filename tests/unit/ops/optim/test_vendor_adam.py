@@ -30,11 +30,9 @@ def make_lists(dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
     return [[torch.rand(n, generator=generator).to(each) for n in (1, 17)] for each in types]
 
 
-class OnDevice:
+def on_device(device: str) -> Any:
     """A tensor of a vendor's device, as far as the op looks at it."""
-
-    def __init__(self, device: str) -> None:
-        self.device = SimpleNamespace(type=device)
+    return SimpleNamespace(device=SimpleNamespace(type=device))
 
 
 @pytest.mark.parametrize("mode", [0, 1])
@@ -78,7 +76,7 @@ def test_the_vendors_function_gets_the_lists(
     fake = SimpleNamespace(fused_adam=lambda *given: calls.append(given))
     monkeypatch.setattr(torch.ops, namespace, fake, raising=False)
     flag = torch.zeros(1, dtype=torch.int32)
-    lists = [[OnDevice(device)] for _ in range(4)]
+    lists = [[on_device(device)] for _ in range(4)]
     adam.multi_tensor_adam(2048, flag, lists, *NUMBERS, 3, 1, True, 0.1)
     assert calls == [(flag, *lists, *NUMBERS, 3, 1, True, 0.1)]
 
@@ -88,7 +86,7 @@ def test_the_npus_function_gets_powers_of_the_steps_before(adam: VendorAdam, mon
     vendor = ModuleType("torch_npu")
     vendor.npu_apply_adam_w = lambda *given, out: calls.append((*given, out))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_npu", vendor)
-    grad, param, m, v = (OnDevice("npu") for _ in range(4))
+    grad, param, m, v = (on_device("npu") for _ in range(4))
     lists = [[grad], [param], [m], [v]]
     adam.multi_tensor_adam(2048, None, lists, *NUMBERS, 3, 1, True, 0.1)
     adam.multi_tensor_adam(2048, None, lists, *NUMBERS, 3, 1, False, 0.1)
