@@ -335,11 +335,6 @@ def assert_within(kind: Kind, found: Tensors, expected: Sequence[Rounded]) -> No
         )
 
 
-def assert_same_bits(actual: Tensors, expected: Tensors) -> None:
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Set the number of torch's threads."""

@@ -12,28 +12,17 @@ import torch
 from accelerator import get_accelerator
 from op_builder.errors import IncompatibleOpError, OpArgumentError
 from op_builder.ops import CPUAdam, FusedAdam
-from tests.support import optimizer_cases
-from tests.support.optimizer_cases import Params, assert_close, assert_equal, contents, make_params
+from tests.support.optimizer_cases import assert_close, assert_equal, contents, make_params, run, set_grads
 
 #: Ours, and torch's of the same formula.
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "CPUAdam": (CPUAdam, torch.optim.AdamW),
     "FusedAdam, L2": (functools.partial(FusedAdam, adam_w_mode=False), torch.optim.Adam),
 }
-# A second moment that forgets half in each step, of gradients that fall: so it soon is far below its maximum.
+# A second moment that forgets half in each step, so that it is often far below its maximum.
 OPTIONS = {"lr": 0.05, "betas": (0.9, 0.5), "weight_decay": 0.1}
 
 every_front_end = pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
-
-
-def set_grads(params: Params, step: int) -> None:
-    optimizer_cases.set_grads(params, step, scale=0.5**step)
-
-
-def run(optimizer: Any, params: Params, steps: int = 5, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        set_grads(params, step)
-        optimizer.step()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS.values(), ids=PAIRS)
