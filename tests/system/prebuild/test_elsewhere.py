@@ -155,7 +155,7 @@ markers =
 
 # A file or two for each kind of op. `make test TORCH=2.10.0` runs the others.
 TESTS_OF_OPS = (
-    *("optim/test_cpu_adam_torch_op.py", "optim/test_fused_update.py"),
+    *("optim/test_host_op.py", "optim/test_fused_update.py"),
     *("comm/test_shm_comm_arguments.py", "io/test_async_io.py"),
 )
 
