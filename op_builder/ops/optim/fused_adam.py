@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from op_builder.errors import AccelError
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 
 
@@ -86,3 +87,11 @@ class SYCLFusedAdam(FusedAdam):
     """
 
     BUILDERS = "op_builder.xpu"
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:
+        if group["amsgrad"]:
+            raise AccelError(
+                "SYCLFusedAdam does not support amsgrad=True.",
+                "Pass amsgrad=False, or use CPUAdam or FusedAdam, which support it for parameters in host memory.",
+            )
+        return super()._builder_of(group)

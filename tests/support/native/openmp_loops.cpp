@@ -4,9 +4,6 @@
 #include <cstdio>
 #include <vector>
 
-#define PRAGMA(text) _Pragma(#text)
-#define LOOP(what, clauses, loop) PRAGMA(omp parallel for clauses) loop check(what, 1);
-
 int main(int argc, char**) {
   int bad = 0;
   omp_set_max_active_levels(3);
@@ -26,12 +23,22 @@ int main(int argc, char**) {
     }
     if (n > 0 && last != n - 1) std::printf("lastprivate: %ld of %ld\n", last, n), ++bad;
     check("dynamic", 1);
-    LOOP("guided", schedule(guided, 3) num_threads(4), for (unsigned i = 0; i < (unsigned)n; ++i) ++seen[i];)
-    LOOP("runtime", schedule(runtime) num_threads(3), for (int i = (int)n - 1; i >= 0; i -= 1) ++seen[i];)
-    LOOP("auto", schedule(auto) num_threads(3), for (long i = 0; i < n; ++i) ++seen[i];)
-    LOOP("if", if (n > 10), for (long i = 0; i < n; ++i) ++seen[i];)
+#pragma omp parallel for schedule(guided, 3) num_threads(4)
+    for (unsigned i = 0; i < (unsigned)n; ++i) ++seen[i];
+    check("guided", 1);
+#pragma omp parallel for schedule(runtime) num_threads(3)
+    for (int i = (int)n - 1; i >= 0; i -= 1) ++seen[i];
+    check("runtime", 1);
+#pragma omp parallel for schedule(auto) num_threads(3)
+    for (long i = 0; i < n; ++i) ++seen[i];
+    check("auto", 1);
+#pragma omp parallel for schedule(dynamic, 5) num_threads(3)
+    for (unsigned long i = 0; i < (unsigned long)n; i += 2) ++seen[i];
     for (long i = 1; i < n; i += 2) ++seen[i];
-    LOOP("step", schedule(dynamic, 5) num_threads(3), for (unsigned long i = 0; i < (unsigned long)n; i += 2) ++seen[i];)
+    check("step", 1);
+#pragma omp parallel for if (n > 10)
+    for (long i = 0; i < n; ++i) ++seen[i];
+    check("if", 1);
 
     // Each thread of the outer team runs the whole inner loop, in a region of one and in one of two threads.
 #pragma omp parallel for schedule(dynamic, 1) num_threads(2)
