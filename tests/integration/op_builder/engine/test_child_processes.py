@@ -9,8 +9,7 @@ import pytest
 from op_builder.errors import IncompatibleOpError
 from tests.support.compilers import program
 from tests.support.foreign_package import python
-from tests.support.seeds import ENTRY, OWN_BUILDER
-from tests.support.small_ops import SmallBuilder, added
+from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, added
 
 # Its init function needs torch, so it is tried in a child that imports torch.
 LOAD = """

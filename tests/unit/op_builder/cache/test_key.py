@@ -61,6 +61,16 @@ def test_a_flag_of_one_source_counts(small: SmallBuilder, monkeypatch: pytest.Mo
     assert key_of(small).digest != before.digest
 
 
+def test_the_cpu_counts_under_march_native_alone(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.cache.key.cpu_digest", lambda: "of this one")
+    for flags, counts in ([], False), (["-march=native"], True):
+        small.flags = flags
+        before = key_of(small).digest
+        with monkeypatch.context() as another:
+            another.setattr("op_builder.cache.key.cpu_digest", lambda: "of another")
+            assert (key_of(small).digest != before) is counts
+
+
 def test_a_touched_file_and_a_moved_directory_change_nothing(small: SmallBuilder, tmp_path: Path, cache: Cache) -> None:
     before = key_of(small)
     os.utime(small.directory / "small.cpp", (1, 1))
