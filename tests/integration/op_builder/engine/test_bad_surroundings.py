@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.cache.store import Cache, default_cache_dir
+from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load.resolver import cached_or_built
@@ -219,21 +219,6 @@ def test_a_file_system_without_inodes_is_named(small: SmallBuilder, tmp_path: Pa
                 (disk / f"file{number}").touch()
         with pytest.raises(CacheError, match="no inodes are left"):
             with_cache(small, disk / "cache").load()
-
-
-@pytest.mark.parametrize("variable", ["ACCEL_CACHE_DIR", "XDG_CACHE_HOME"])
-def test_a_relative_cache_directory_where_the_current_directory_was_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with env.scope(**{"ACCEL_CACHE_DIR": None, variable: "relative"}):
-        if variable == "XDG_CACHE_HOME":  # the XDG specification has it ignored
-            assert default_cache_dir().is_absolute()
-        else:
-            with pytest.raises(CacheError, match="current directory was deleted"):
-                default_cache_dir()
 
 
 @needs_gxx

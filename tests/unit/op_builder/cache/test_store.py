@@ -16,7 +16,7 @@ import pytest
 
 from op_builder import env
 from op_builder.cache.staging import sign_of_life, this_host
-from op_builder.cache.store import MANIFEST, Cache, Manifest, default_cache_dir
+from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.errors import CacheError
 from tests.support.entries import find, manifest, publish
 
@@ -171,28 +171,43 @@ def test_without_locks_a_build_that_may_live_is_not_swept_for_a_day(
 # The directory ------------------------------------------------------------------------------
 
 
-def test_default_directory_follows_the_variables(tmp_path: Path) -> None:
-    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "a")):
-        assert default_cache_dir() == tmp_path / "a"
-    with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME=str(tmp_path)):
-        assert default_cache_dir() == tmp_path / "accel-ops"
-    with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME=None, HOME=str(tmp_path)):
-        assert default_cache_dir() == tmp_path / ".cache" / "accel-ops"
-
-
-def test_a_relative_cache_directory_counts_from_where_it_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variables", "directory"),
+    [
+        ({"ACCEL_CACHE_DIR": "here"}, "{tmp}/here"),
+        ({"XDG_CACHE_HOME": "{tmp}"}, "{tmp}/accel-ops"),
+        ({"HOME": "{tmp}"}, "{tmp}/.cache/accel-ops"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/"}, "/.cache/accel-ops"),  # the XDG specification has it ignored
+    ],
+)
+def test_the_default_directory_follows_the_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], directory: str
 ) -> None:
-    with env.scope(ACCEL_CACHE_DIR="here"), monkeypatch.context() as there:
+    values = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    with monkeypatch.context() as there, env.scope(**{"ACCEL_CACHE_DIR": None, "XDG_CACHE_HOME": None, **values}):
         there.chdir(tmp_path)
         cache = Cache()
-    assert cache.root == tmp_path / "here"
+    assert cache.root == Path(directory.format(tmp=tmp_path))
 
 
-def test_a_user_without_a_home_learns_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Path, "home", failing(RuntimeError("Could not determine home directory.")))
-    with env.scope(ACCEL_CACHE_DIR=None, XDG_CACHE_HOME=None):
-        with pytest.raises(CacheError, match="no home directory") as caught:
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ACCEL_CACHE_DIR": "relative"}, "current directory was deleted"),
+        ({"HOME": "here"}, "HOME='here' is relative"),
+        ({"HOME": None}, "no home directory"),
+    ],
+)
+def test_a_user_without_a_place_for_the_cache_learns_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str | None], message: str
+) -> None:
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    if variables == {"HOME": None}:  # an id without an entry in the user database
+        monkeypatch.setattr(Path, "home", failing(RuntimeError("Could not determine home directory.")))
+    with env.scope(**{"ACCEL_CACHE_DIR": None, "XDG_CACHE_HOME": None, **variables}):
+        with pytest.raises(CacheError, match=message) as caught:
             Cache()
         assert "ACCEL_CACHE_DIR" in caught.value.remedy
         assert Cache(tmp_path).entries() == []
