@@ -49,12 +49,13 @@ def files_below(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def fill(directory: Path, leave_bytes: int) -> Path:
-    """Fill the file system of ``directory`` but for ``leave_bytes``; returns the file that takes the space."""
-    ballast = directory / "ballast"
-    free = shutil.disk_usage(directory).free
-    ballast.write_bytes(bytes(max(0, free - leave_bytes)))
-    return ballast
+@contextmanager
+def full_disk(directory: Path, size: str, leave_bytes: int) -> Iterator[tuple[Path, Path]]:
+    """A file system on which ``leave_bytes`` are free, and the file to remove for more."""
+    with mounted(directory, "-t", "tmpfs", "-o", f"size={size}", "tmpfs") as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - leave_bytes)))
+        yield disk, ballast
 
 
 # Disks --------------------------------------------------------------------------------------
@@ -65,9 +66,8 @@ def fill(directory: Path, leave_bytes: int) -> Path:
 def test_a_full_temporary_directory_is_named(
     small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave_bytes: int
 ) -> None:
-    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as disk:
+    with full_disk(tmp_path / "disk", "1m", leave_bytes) as (disk, ballast):
         monkeypatch.setattr(tempfile, "tempdir", str(disk))
-        ballast = fill(disk, leave_bytes)
         with pytest.raises(IncompatibleOpError, match=f"cannot write its files to {disk}: No space left") as caught:
             small.load()
         assert "set TMPDIR" in caught.value.remedy
@@ -80,8 +80,7 @@ def test_a_full_temporary_directory_is_named(
 
 @pytest.mark.parametrize("leave_bytes", [0, 24 << 10, 96 << 10])
 def test_a_full_disk_is_a_cache_error_and_space_heals_it(small: SmallBuilder, tmp_path: Path, leave_bytes: int) -> None:
-    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as disk:
-        ballast = fill(disk, leave_bytes)
+    with full_disk(tmp_path / "disk", "2m", leave_bytes) as (disk, ballast):
         builder = with_cache(small, disk / "cache")
         with pytest.raises(CacheError, match="No space left on the disk of the cache directory") as caught:
             builder.load()
@@ -148,9 +147,8 @@ def test_the_report_of_a_user_without_a_home_directory_is_complete() -> None:
 
 
 def test_a_compiler_that_fails_the_probe_makes_the_op_incompatible(small: SmallBuilder, tmp_path: Path) -> None:
-    answers = 'case "$*" in\n--version) echo "g++ 12.0";;\n-dumpmachine) echo x86_64-linux-gnu;;\n'
-    fails = "*) echo \"g++: fatal error: cannot execute 'cc1plus'\" >&2; exit 1;;\nesac"
-    broken = program(tmp_path / "bin" / "g++", f"{answers}-print-prog-name=*) echo cc1plus;;\n{fails}")
+    fails = "echo \"g++: fatal error: cannot execute 'cc1plus'\" >&2; exit 1"
+    broken = program(tmp_path / "g++", f'case "$*" in --version|-dump*|-print*) exec g++ "$@";; esac\n{fails}')
     with env.scope(CXX=str(broken)):
         assert small.is_compatible() is False
         assert "cannot execute 'cc1plus'" in str(small.error_log)
@@ -174,29 +172,6 @@ def test_a_missing_nm_makes_the_op_incompatible_unless_pyelftools_is_installed(
                 small.load()
         assert "binutils" in caught.value.remedy
         assert added(small.load()) == 1.0
-
-
-# What the author asks for -------------------------------------------------------------------
-
-C_MODULE = """
-#include <Python.h>
-static int class = 3;
-static PyObject* f(PyObject* self, PyObject* none) { return PyLong_FromLong(class); }
-static PyMethodDef methods[] = {{"f", f, METH_NOARGS, ""}, {0}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "small", "", -1, methods};
-PyMODINIT_FUNC PyInit_small(void) { return PyModule_Create(&definition); }
-"""
-
-
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_a_c_source_is_compiled_as_c(small: SmallBuilder, compiler: str) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no {compiler}")
-    (small.directory / "small.c").write_text(C_MODULE)
-    builder = TorchBuilder(small.directory, small.cache)
-    builder.files = ["small.c"]
-    with env.scope(CXX=compiler):
-        assert builder.load().f() == 3
 
 
 @pytest.mark.parametrize("directive", [".incbin", ".include"])
@@ -229,11 +204,10 @@ def test_tools_behind_wrappers_that_print_on_stdout_work(small: SmallBuilder, tm
         assert added(small.load()) == 1.0
 
 
-@pytest.mark.parametrize("script", ["exit 1", "#!/does/not/exist"])
+@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 1\n", "#!/does/not/exist\n"])
 def test_a_broken_ninja_does_not_hide_a_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    broken = program(tmp_path / "bin" / "ninja", "exit 1")
-    if script.startswith("#!"):
-        broken.write_text(f"{script}\n")
+    broken = program(tmp_path / "bin" / "ninja", "")
+    broken.write_text(script)
     good = find_ninja()
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python3"))
     monkeypatch.setitem(sys.modules, "ninja", None)

@@ -86,16 +86,6 @@ def test_an_edit_runs_in_the_same_process_and_old_code_stays_cached(small: Small
     assert len(small.cache.entries()) == 2
 
 
-@needs_gxx
-def test_read_only_use_without_compiler_and_ninja_hits(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
-    with env.scope(PATH=TOOLS):
-        small.load()
-    shutil.rmtree(small.cache.home / "memo")
-    request = resolver.Request.of(SmallBuilder(small.directory, Cache(small.cache.root)))
-    assert request.toolset is None
-    assert request.find_cached() is not None
-
-
 # What is missing ----------------------------------------------------------------------------
 
 
