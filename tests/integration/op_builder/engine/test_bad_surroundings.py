@@ -22,7 +22,7 @@ from op_builder.errors import CacheError, IncompatibleOpError, LoadError, Toolch
 from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
 from tests.support.compilers import needs_gxx, program
-from tests.support.small_ops import SmallBuilder, TorchBuilder, added
+from tests.support.small_ops import SmallBuilder, added
 from tests.support.users import STRANGER, run_as
 
 
