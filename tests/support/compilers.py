@@ -7,8 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.support.waiting import has_ended
 
 # For tests that run g++ themselves, or whose sources need more than ziglang's clang offers.
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
@@ -57,11 +58,4 @@ class EndlessCompiler:
         return [int(word) for word in self.log.read_text().split()] if self.log.exists() else []
 
     def ended(self) -> bool:
-        return not any(map(_runs, self.processes()))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return all(map(has_ended, self.processes()))

@@ -10,7 +10,6 @@ import pytest
 
 from op_builder.catalog import table
 from op_builder.catalog.native import system_check
-from op_builder.engine.ninja import peak_bytes
 from op_builder.system.outcomes import Failed
 
 # Modules and names of Python that Windows does not have. Packages that look at sys.platform are imported before.
@@ -94,11 +93,6 @@ assert process.aoti_torch_dtype_float32() == 6
 """
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("system", "size_bytes"), [("linux", 2048), ("darwin", 2)])
-def test_the_memory_of_a_compiler_is_in_bytes_everywhere(system: str, size_bytes: int) -> None:
-    assert peak_bytes(2, system) == size_bytes
 
 
 @pytest.mark.parametrize("name", ["shm_comm", "ccl_comm"])

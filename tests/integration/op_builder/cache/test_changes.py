@@ -22,6 +22,7 @@ MAIN = f"""
 #include "nested.h"
 #include "outer.h"
 #include <platform.h>
+#include "odd.h"
 asm(".pushsection .rodata\\n.incbin \\"" TREE "/number\\"\\n.popsection");
 #if __has_include("optional.h")
 #endif
@@ -29,6 +30,8 @@ int part();
 int chosen();
 int both() {{ return part() + chosen(); }}
 {ENTRY}"""
+# In bytes that are no UTF-8, with what make escapes.
+ODD = os.fsdecode("two words$#:é".encode() + b"\xff")
 FILES = {
     "op/main.cpp": MAIN,
     "op/part.cpp": "int part() { return 1; }\n",
@@ -40,6 +43,7 @@ FILES = {
     "op/include/outer-1.h": "",
     "op/include/outer-2.h": "#define OUTER 2\n",
     "op/include/unread.h": "",
+    f"op/{ODD}/odd.h": "",
     # Outside the op's own directories.
     "platform/platform.h": "",
     "another/platform.h": "#define PLATFORM 2\n",
@@ -61,7 +65,7 @@ class ChangedBuilder(SmallBuilder):
         self.link = [f"-Wl,@{tree}/link.rsp", f"-L{tree}", "-lchosen", f"{tree}/named.a"]
 
     def include_paths(self) -> list[str]:
-        return [str(self.directory / name) for name in ("first", "include")]
+        return [str(self.directory / name) for name in ("first", "include", ODD)]
 
 
 class KernelBuilder(CUDAOpBuilder, SmallBuilder):
@@ -131,6 +135,7 @@ def misses(builder: SmallBuilder) -> list[str] | None:
 FILE_CHANGES = {
     "op/part.cpp": "part.cpp changed",
     "op/include/nested.h": "nested.h changed",
+    f"op/{ODD}/odd.h": "odd.h changed",
     "another.cpp": "another.cpp is new",
     # Headers that come before others of their name, or that __has_include looked for.
     "empty/outer.h": "outer.h is new",

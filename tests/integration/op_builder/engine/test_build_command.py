@@ -19,8 +19,8 @@ from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
 from tests.support.compilers import EndlessCompiler, needs_gxx, program
 from tests.support.foreign_package import ROOT, python
-from tests.support.launching import wait_until
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
+from tests.support.waiting import wait_until
 
 
 def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE) -> SmallBuilder:

@@ -11,7 +11,6 @@ import pytest
 
 from op_builder import env
 from op_builder.build import build_all
-from op_builder.cache.eviction import keep_in_bounds
 from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, LoadError
 from op_builder.load import resolver
@@ -131,18 +130,6 @@ def test_an_object_of_another_user_is_not_used(
     many.load()
     assert len(compiled()) == 4
     assert re.search(r"objects/\S+ is owned by user 12345", caplog.text)
-
-
-def test_objects_count_in_the_bound_and_go_before_entries(many: SmallBuilder) -> None:
-    entry = resolver.cached_or_built(many)
-    for path in objects(many.cache):
-        with path.open("ab") as file:
-            file.truncate(2 << 20)
-        os.utime(path, (1e9, 1e9))
-    with env.scope(ACCEL_CACHE_MAX_MIB="3"):
-        keep_in_bounds(many.cache)
-    assert len(objects(many.cache)) == 1
-    assert entry.is_intact()
 
 
 @needs_gxx

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,6 @@ def small(built: Path, tmp_path: Path) -> SmallBuilder:
     return SmallBuilder(*copied(built, tmp_path))
 
 
-Edit = Callable[[dict[str, Any]], None]
-
-
 @pytest.fixture
 def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The entry of ``small`` in an installed wheel."""
@@ -51,7 +49,7 @@ def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return entry
 
 
-def rewrite(entry: Entry, edit: Edit) -> None:
+def rewrite(entry: Entry, edit: Callable[[dict[str, Any]], None]) -> None:
     edit_record(entry.directory / "manifest.json", edit)
 
 
@@ -75,10 +73,6 @@ def test_jit_load_ignores_the_prebuilt_op(small: SmallBuilder, wheel: Entry) -> 
     with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
         small.jit_load()
     assert small.jit_mode
-
-
-def altered(manifest: dict[str, Any]) -> None:
-    manifest["sha256"] = "0" * 64
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def test_an_op_that_is_loaded_already_is_found_before_the_prebuilt_one(
     small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = small.jit_load()
-    rewrite(wheel, altered)
+    rewrite(wheel, lambda manifest: manifest.update(sha256="0" * 64))
     assert small.load() is loaded
     assert "is ignored" not in caplog.text, "the wheel is not read"
 
@@ -184,15 +178,11 @@ def test_another_versions_binary_may_have_other_flags_but_not_for_another_cpu(
     assert isinstance(prebuilt.find_prebuilt(small), Entry) == fits
 
 
-@pytest.fixture
-def packaged(wheel: Entry, small: SmallBuilder, tmp_path: Path) -> SmallBuilder:  # noqa: ARG001
-    """``small`` with its sources and its binary in one package, as installed from a wheel."""
-    package = tmp_path / "site-packages" / "op_builder"
+@pytest.mark.usefixtures("wheel")
+def test_edited_files_of_the_op_are_noticed(small: SmallBuilder, tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "op_builder"  # with the sources and the binary
     shutil.copytree(small.directory, package / "op")
-    return SmallBuilder(package / "op", small.cache)
-
-
-def test_edited_files_of_the_op_are_noticed(packaged: SmallBuilder) -> None:
+    packaged = SmallBuilder(package / "op", small.cache)
     assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
     header = packaged.directory / "include" / "nested.h"
     before = header.read_text()
@@ -244,20 +234,20 @@ MALFORMED: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize("part", MALFORMED)
 @pytest.mark.usefixtures("new_process")
-def test_a_malformed_manifest_is_no_error(part: str, small: SmallBuilder, wheel: Entry) -> None:
+def test_a_malformed_manifest_is_no_error(small: SmallBuilder, wheel: Entry) -> None:
     text = (wheel.directory / "manifest.json").read_text()
-    for value in MALFORMED[part]:
 
-        def malform(manifest: dict[str, Any], value: object = value) -> None:
-            place = manifest if part in manifest else manifest["key_parts"]
-            place[part] = value
+    def malform(part: str, value: object, manifest: dict[str, Any]) -> None:
+        place = manifest if part in manifest else manifest["key_parts"]
+        place[part] = value
 
-        (wheel.directory / "manifest.json").write_text(text)
-        rewrite(wheel, malform)
-        assert isinstance(prebuilt.find_prebuilt(small), prebuilt.Rejected)
-        assert added(small.load()) == 1.0
+    for part, values in MALFORMED.items():
+        for value in values:
+            (wheel.directory / "manifest.json").write_text(text)
+            rewrite(wheel, partial(malform, part, value))
+            assert isinstance(prebuilt.find_prebuilt(small), prebuilt.Rejected)
+            assert added(small.load()) == 1.0
 
 
 @pytest.mark.parametrize("content", ["[]", '{"format": 1}', "\0"])

@@ -29,8 +29,8 @@ from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
 from tests.support.compilers import EndlessCompiler, needs_gxx
 from tests.support.foreign_package import install
-from tests.support.launching import wait_until
 from tests.support.small_ops import STABLE_SOURCE
+from tests.support.waiting import wait_until
 
 ROOT = Path(op_builder.__file__).parents[1]
 EVERYTHING = BuildRequest(True, {})

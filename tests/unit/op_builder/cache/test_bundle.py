@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from op_builder.cache.__main__ import main
-from op_builder.cache.bundle import BundleError, export_bundle, import_bundle
+from op_builder.cache.bundle import BundleError, import_bundle
 from op_builder.cache.key import platform_name
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Cache
@@ -52,14 +52,6 @@ def refusal(capsys: pytest.CaptureFixture[str], cache: Cache, path: Path) -> str
     assert shown.err.count(str(path)) == 1
     assert shown.err.count("Remedy:") == 1
     return shown.err
-
-
-def test_an_exported_entry_is_imported(cache: Cache, tmp_path: Path) -> None:
-    entry = entries.publish(cache, LIBRARY, platform=platform_name())
-    assert export_bundle(cache, [entry], tmp_path / "x.zip") == 1
-    (found,) = import_bundle(Cache(tmp_path / "other"), tmp_path / "x.zip")
-    assert found.manifest == entry.manifest
-    assert found.is_intact()
 
 
 @pytest.mark.parametrize(
