@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,13 +62,6 @@ def test_the_citation_has_what_its_format_requires_and_no_second_version() -> No
     assert {"cff-version", "message", "title", "authors"} <= set(keys)
     assert (keys["cff-version"].strip(), keys["license"].strip()) == ("1.2.0", "Apache-2.0")
     assert "version" not in keys  # op_builder/_version.py has it
-
-
-def test_git_ignores_prebuilt_ops_in_a_checkout() -> None:
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("this is no git checkout")
-    for name in ("wheel.json", "ops/cpu_adam/a/b/manifest.json", "ops/cpu_adam/a/b/cpu_adam.so"):
-        subprocess.run(["git", "check-ignore", "-q", f"op_builder/_prebuilt/{name}"], cwd=ROOT, check=True)
 
 
 def test_nothing_requests_this_project_from_a_package_index() -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,13 +90,9 @@ def test_installed_from_a_wheel_it_names_where_that_came_from(
     installed = tmp_path / "installed"
     (installed / "examples").mkdir(parents=True)
     (installed / "examples" / "my_ops").symlink_to(TEMPLATE)
-
-    class Distribution:
-        def read_text(self, name: str) -> str | None:
-            return origin if name == "direct_url.json" else None
-
+    distribution = SimpleNamespace(read_text={"direct_url.json": origin}.get)
     monkeypatch.setattr(new, "native_root", lambda: installed)
-    monkeypatch.setattr(new.metadata, "distribution", lambda _: Distribution())
+    monkeypatch.setattr(new.metadata, "distribution", lambda _: distribution)
     new.create("fast_norm", tmp_path / "it")
     settings = (tmp_path / "it" / "pyproject.toml").read_text()
     assert f'requires = ["{requirement}"]' in settings

@@ -11,10 +11,10 @@ from tests.support.compilers import program
 from tests.support.foreign_package import python
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, added
 
-# Its init function needs torch, so it is tried in a child that imports torch.
-LOAD = """
-import sys
+# A load, whose module needs torch, so that a child that imports torch tries it; then the console script's commands.
+CODE = """
 from op_builder import load_inline
+from op_builder.__main__ import main
 text = '''
 #include <Python.h>
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, nullptr};
@@ -23,45 +23,24 @@ PyMODINIT_FUNC PyInit_m() {
 }
 '''
 print(load_inline("m", text).__name__)
+for command in ("report", "build own:OwnBuilder", "cache verify", "launch --num_accelerators 1 --no_python true"):
+    assert main(command.split()) == 0, command
 """
-
-
-# The console script.
-RUN = "import sys\nfrom op_builder.__main__ import run\nsys.exit(run())\n"
 STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
 INSTALLED = ("torch", "op_builder", "numpy", "sympy", "typing_extensions", "psutil", "ninja", "packaging", "setuptools")
 
 
-def run_among_planted_files(tmp_path: Path, text: str, *arguments: str) -> None:
-    """Run a script in a directory with modules that none of its processes may execute."""
+def test_no_load_and_no_command_imports_from_the_current_directory(tmp_path: Path) -> None:
     for name in (*STANDARD, *INSTALLED):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n")
-    script = tmp_path / "scripts" / "load.py"
-    script.parent.mkdir()
-    script.write_text(text)
-    (script.parent / "own.py").write_text(OWN_BUILDER)
-    (script.parent / "own.cpp").write_text(ENTRY)
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for name, text in {"script.py": CODE, "own.py": OWN_BUILDER, "own.cpp": ENTRY}.items():
+        (scripts / name).write_text(text)
     variables = {"ACCEL_CACHE_DIR": str(tmp_path / "cache"), "ACCEL_ACCELERATOR": "cpu"}
-    done = python(script, *arguments, cwd=tmp_path, **variables)
+    done = python(scripts / "script.py", cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
-
-
-def test_the_child_of_a_load_imports_nothing_from_the_current_directory(tmp_path: Path) -> None:
-    run_among_planted_files(tmp_path, LOAD)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "report",
-        "build own:OwnBuilder",
-        "cache verify",
-        "launch --num_accelerators 1 --no_python true",
-    ],
-)
-def test_no_command_imports_from_the_current_directory(command: str, tmp_path: Path) -> None:
-    run_among_planted_files(tmp_path, RUN, *command.split())
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,15 @@ def small(built: Path, tmp_path: Path) -> SmallBuilder:
 
 def test_threads_that_load_at_once_compile_once_and_get_one_object(tmp_path: Path) -> None:
     small = make_small(tmp_path / "op", Cache(tmp_path / "cache"), amount="3.0f")
-    found: list[object] = []
-    failed: list[BaseException] = []
     start = threading.Barrier(6)
 
-    def load() -> None:
-        try:
-            builder = SmallBuilder(small.directory, Cache(small.cache.root))
-            start.wait(60)
-            found.append(builder.load())
-        except BaseException as error:
-            failed.append(error)
+    def load(_: int) -> object:
+        builder = SmallBuilder(small.directory, Cache(small.cache.root))
+        start.wait(60)
+        return builder.load()
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert failed == []
-    assert len(found) == 6
-    assert len(set(map(id, found))) == 1
+    with ThreadPoolExecutor(6) as threads:
+        assert len(set(map(id, threads.map(load, range(6))))) == 1
     assert len(small.cache.entries()) == 1
 
 

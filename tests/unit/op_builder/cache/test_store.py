@@ -16,7 +16,7 @@ import pytest
 
 from op_builder import env
 from op_builder.cache.staging import sign_of_life, this_host
-from op_builder.cache.store import MANIFEST, Cache, Manifest
+from op_builder.cache.store import Cache, Manifest
 from op_builder.errors import CacheError
 from tests.support.entries import find, manifest, publish
 
@@ -53,21 +53,6 @@ def test_a_damaged_binary_is_set_aside(cache: Cache, content: bytes | None) -> N
     assert len(rejected(cache)) == 1
     publish(cache)
     assert find(cache) is not None
-
-
-def test_a_cache_that_is_not_ours_names_what_is_damaged_and_moves_nothing(cache: Cache) -> None:
-    torn, altered = publish(cache, flags="-O0"), publish(cache)
-    (torn.directory / MANIFEST).write_text("{")
-    altered.artifact.write_bytes(b"")
-    other = Cache(cache.root, is_ours=False)
-    assert find(other) is None
-    assert find(other, flags="-O0") is None
-    assert other.damaged == {
-        altered.directory: "its binary does not match its manifest",
-        torn.directory: "its manifest cannot be read",
-    }
-    assert torn.directory.is_dir()
-    assert altered.directory.is_dir()
 
 
 def failing(error: Exception) -> Callable[..., Any]:
