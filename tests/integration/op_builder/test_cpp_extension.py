@@ -179,67 +179,6 @@ def test_functions_may_be_in_a_namespace_or_none() -> None:
     assert [name for name in vars(empty) if not name.startswith("__")] == []
 
 
-# What extensions use of torch's headers, in one text.
-EVERYTHING = r"""
-struct Pair {
-  Pair(int64_t rows, int64_t columns) : ones(torch::ones({rows, columns})) {}
-  torch::Tensor sum() const { return ones + ones; }
-  torch::Tensor ones;
-};
-
-struct Net : torch::nn::Module {
-  Net(int64_t inputs, int64_t outputs) : layer(register_module("layer", torch::nn::Linear(inputs, outputs))) {}
-  torch::Tensor forward(torch::Tensor x) { return layer->forward(x); }
-  torch::nn::Linear layer;
-};
-
-struct Scale : torch::autograd::Function<Scale> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x, double factor) {
-    context->saved_data["factor"] = factor;
-    return x * factor;
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
-    return {grads[0] * context->saved_data["factor"].toDouble(), torch::Tensor()};
-  }
-};
-
-torch::Tensor scale(torch::Tensor x, double factor) { return Scale::apply(x, factor); }
-void warn() { TORCH_WARN("an odd ", 3); }
-void fail() { TORCH_CHECK_INDEX(false, "too far"); }
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  py::class_<Pair>(m, "Pair").def(py::init<int64_t, int64_t>()).def("sum", &Pair::sum);
-  torch::python::bind_module<Net>(m, "Net").def(py::init<int64_t, int64_t>()).def("forward", &Net::forward);
-  m.def("scale", &scale);
-  m.def("warn", torch::wrap_pybind_function(warn));
-  m.def("fail", torch::wrap_pybind_function(fail));
-}
-"""
-
-
-@pytest.mark.slow
-def test_classes_modules_autograd_and_warnings_work_as_from_torchs_loader() -> None:
-    ops = load_inline("everything", EVERYTHING, use_pch=True, keep_intermediates=False)
-    assert ops.Pair(2, 3).sum().tolist() == [[2.0] * 3] * 2
-
-    net, x = ops.Net(4, 2), torch.randn(3, 4)
-    weight, bias = net.parameters()
-    assert torch.allclose(net.forward(x), torch.nn.functional.linear(x, weight, bias))
-    net.forward(x).sum().backward()
-    assert torch.allclose(bias.grad, torch.full((2,), 3.0))
-
-    y = torch.ones(3, requires_grad=True)
-    ops.scale(y, 5.0).sum().backward()
-    assert y.grad is not None
-    assert y.grad.tolist() == [5.0] * 3
-
-    with pytest.warns(UserWarning, match="an odd 3"):
-        ops.warn()
-    with pytest.raises(IndexError, match="too far"):
-        ops.fail()
-
-
 # Without torch's handling of errors and warnings.
 PLAIN = """
 torch::Tensor add(torch::Tensor x, torch::Tensor y) { return x + 2 * y; }
