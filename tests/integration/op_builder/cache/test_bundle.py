@@ -11,8 +11,7 @@ import pytest
 
 from op_builder import env
 from op_builder.cache.__main__ import main
-from op_builder.cache.bundle import export_bundle
-from op_builder.cache.store import Cache, Manifest
+from op_builder.cache.store import Cache
 from tests.support.compilers import needs_gxx
 from tests.support.entries import publish
 from tests.support.small_ops import SmallBuilder, added, copied
@@ -28,12 +27,6 @@ def filled(built: Path, tmp_path: Path) -> Cache:
 
 
 @pytest.fixture
-def bundle(filled: Cache, tmp_path: Path) -> Path:
-    assert export_bundle(filled, filled.entries("small"), tmp_path / "ops.zip") == 1
-    return tmp_path / "ops.zip"
-
-
-@pytest.fixture
 def elsewhere(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "elsewhere")
 
@@ -43,16 +36,16 @@ def command(capsys: pytest.CaptureFixture[str], cache: Cache, *arguments: str | 
     return json.loads(capsys.readouterr().out)
 
 
-def of_another_machine(bundle: Path, parts: dict[str, str]) -> Path:
-    other = bundle.with_name("foreign.zip")
-    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(other, "w") as target:
-        name, binary = sorted(source.namelist(), key=lambda name: name.endswith(".so"))
-        manifest = Manifest.from_json(source.read(name).decode())
-        manifest = manifest._replace(key_parts={**manifest.key_parts, **parts})
-        base = f"{manifest.op}/{manifest.key.plan.digest}/{manifest.key.digest}"
-        target.writestr(f"{base}/manifest.json", manifest.to_json())
-        target.writestr(f"{base}/{manifest.artifact}", source.read(binary))
-    return other
+def of_another_machine(filled: Cache, parts: dict[str, str]) -> Path:
+    """A bundle of ``small`` as a machine with other parts of the key has built it."""
+    (entry,) = filled.entries("small")
+    manifest = entry.manifest._replace(key_parts={**entry.manifest.key_parts, **parts})
+    base = f"small/{manifest.key.plan.digest}/{manifest.key.digest}"
+    bundle = filled.root.with_name("foreign.zip")
+    with zipfile.ZipFile(bundle, "w") as file:
+        file.writestr(f"{base}/manifest.json", manifest.to_json())
+        file.write(entry.artifact, f"{base}/{manifest.artifact}")
+    return bundle
 
 
 @pytest.mark.usefixtures("new_process")
@@ -82,9 +75,9 @@ FOREIGN = {
 
 @pytest.mark.parametrize("part", FOREIGN)
 def test_import_says_why_an_entry_does_not_fit_this_machine(
-    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache, part: str
+    capsys: pytest.CaptureFixture[str], filled: Cache, elsewhere: Cache, part: str
 ) -> None:
-    other = of_another_machine(bundle, FOREIGN[part])
+    other = of_another_machine(filled, FOREIGN[part])
     (entry,) = command(capsys, elsewhere, "import", other)["entries"]
     assert not entry["fits"]
     assert any(line.startswith(f"{part}: built for {FOREIGN[part][part]}, here") for line in entry["differences"])
@@ -96,9 +89,9 @@ def test_import_says_why_an_entry_does_not_fit_this_machine(
 
 @needs_gxx
 def test_without_a_compiler_here_an_entry_of_any_compiler_fits(
-    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], filled: Cache, elsewhere: Cache, tmp_path: Path
 ) -> None:
-    other = of_another_machine(bundle, FOREIGN["c++ compiler"])
+    other = of_another_machine(filled, FOREIGN["c++ compiler"])
     with env.scope(PATH=str(tmp_path), CXX=None):
         (entry,) = command(capsys, elsewhere, "import", other)["entries"]
     assert entry["fits"]

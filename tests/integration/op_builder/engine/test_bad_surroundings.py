@@ -93,9 +93,9 @@ def test_a_full_disk_is_a_cache_error_and_space_heals_it(small: SmallBuilder, tm
 
 
 def test_a_file_system_without_inodes_is_named(small: SmallBuilder, tmp_path: Path) -> None:
-    with full_disk(tmp_path / "disk", "64m,nr_inodes=12", 32 << 20) as (disk, _):
-        with pytest.raises(CacheError, match="no inodes are left"):
-            with_cache(small, disk / "cache").load()
+    small_disk = full_disk(tmp_path / "disk", "64m,nr_inodes=12", 32 << 20)
+    with small_disk as (disk, _), pytest.raises(CacheError, match="no inodes are left"):
+        with_cache(small, disk / "cache").load()
 
 
 def test_a_read_only_cache_serves_hits(small: SmallBuilder, tmp_path: Path) -> None:

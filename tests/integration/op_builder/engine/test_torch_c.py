@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from op_builder.cache.store import Cache
+from op_builder.cpu import PinMemoryBuilder
+from op_builder.engine.stable_abi import check_target_functions
+from op_builder.errors import LoadError
 from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.toolset import find_cxx
 from tests.support.compilers import needs_gxx, require_program
 from tests.support.small_ops import make_small
 
@@ -189,3 +193,28 @@ def test_types_and_places_have_torchs_names(echo: Any) -> None:
 def test_a_function_of_torch_that_fails_is_named(echo: Any) -> None:
     with pytest.raises(RuntimeError, match=r"torch's aoti_torch_get_data_ptr\(\) failed"):
         echo.address(torch.eye(2).to_sparse())
+
+
+# What binaries for other platforms may need, found out without opening them ---------------------
+
+FOUND = {"malloc@GLIBC_2.17", "_free@/usr/lib/libSystem.B.dylib", "PyErr_CheckSignals", "__cxa_finalize"}
+
+
+def check(kind: str, functions: set[str]) -> None:
+    builder = PinMemoryBuilder()
+    check_target_functions(Path("acme.so"), builder.plan(), kind, functions, find_cxx(builder.cache.memo))
+
+
+def test_functions_of_torch_2_10_and_of_the_systems_libraries_are_accepted() -> None:
+    check("accel", FOUND | {"torch_call_dispatcher", "aoti_torch_library_init_def", "aoti_torch_aten_pad"})
+
+
+@pytest.mark.parametrize("name", ["torch_from_blob", "aoti_torch_no_such", "acme_missing", "_ZN2at3addEv"])
+def test_another_function_is_an_error_that_names_it(name: str) -> None:
+    with pytest.raises(LoadError, match=rf"0x020a000000000000\): {name}\."):
+        check("accel", FOUND | {name})
+
+
+def test_ops_that_only_an_opened_library_names_are_refused() -> None:
+    with pytest.raises(LoadError, match="cannot be opened here"):
+        check("torch_library", set())
