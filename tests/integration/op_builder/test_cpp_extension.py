@@ -93,13 +93,6 @@ def test_a_plain_library_is_opened_and_its_path_returned(place: Path) -> None:
     assert ctypes.CDLL(path).eight() == 8
 
 
-def test_the_build_directory_gets_a_copy(place: Path) -> None:
-    source = write("m.cpp", MODULE)
-    for value in (1, 2):
-        load("m", source, extra_cflags=[f"-DVALUE={value}"], build_directory="out/deep")
-    assert [path.name for path in (place / "out" / "deep").iterdir()] == ["m.so"]
-
-
 REGISTERED = """
 #include <torch/csrc/stable/library.h>
 void nothing() {}
@@ -110,9 +103,11 @@ STABLE_TORCH_LIBRARY_IMPL(cpp_extension_copied, CompositeExplicitAutograd, m) {
 """
 
 
-def test_the_opened_library_is_returned_not_its_copy(place: Path) -> None:
-    path = load("m", write("m.cpp", REGISTERED), build_directory="out", is_python_module=False)
-    assert (place / "out" / "m.so").exists()
+def test_the_build_directory_gets_a_copy_of_the_opened_library(place: Path) -> None:
+    load("m", write("m.cpp", MODULE), extra_cflags=["-DVALUE=1"], build_directory="out/deep")
+    path = load("m", write("m.cpp", REGISTERED), build_directory="out/deep", is_python_module=False)
+    assert [path.name for path in (place / "out" / "deep").iterdir()] == ["m.so"]
+    assert (place / "out" / "deep" / "m.so").read_bytes() == Path(path).read_bytes()
     torch.ops.load_library(path)  # a second file would register the namespace again and end the process
     torch.ops.cpp_extension_copied.nothing()
 
@@ -165,18 +160,15 @@ def test_an_argument_of_a_wrong_type_is_named(arguments: dict[str, Any], message
         load(**{"name": "m", "sources": ["m.cpp"], **arguments})
 
 
-def test_functions_that_are_no_names_are_value_errors() -> None:
-    for functions in (5, ["a b"], {"class": ""}):
-        with pytest.raises(ValueError, match="load_inline: "):
-            load_inline("m", "int x;", functions=functions)  # type: ignore[arg-type]
-
-
 def test_functions_may_be_in_a_namespace_or_none() -> None:
     text = "#include <pybind11/pybind11.h>\nnamespace space { int f() { return 3; } }"
     options: dict[str, Any] = {"with_pytorch_error_handling": False, "no_implicit_headers": True}
     assert getattr(load_inline("m", text, functions=["space::f"], **options), "space::f")() == 3
     empty = load_inline("empty", text, functions=[], **options)
     assert [name for name in vars(empty) if not name.startswith("__")] == []
+    for functions in (5, ["a b"], {"class": ""}):
+        with pytest.raises(ValueError, match="load_inline: "):
+            load_inline("m", "int x;", functions=functions)  # type: ignore[arg-type]
 
 
 # Without torch's handling of errors and warnings.

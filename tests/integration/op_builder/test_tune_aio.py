@@ -22,9 +22,8 @@ QUICK = ["--quick", "--size", "2M", "--seconds", "0.001"]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    return directory
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
 
 
 def test_the_settings_are_what_a_handle_takes(disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

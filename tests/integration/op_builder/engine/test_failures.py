@@ -14,12 +14,11 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from op_builder import Binding, CUDAOpBuilder, env
+from op_builder import Binding, env
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError, LoadError
-from op_builder.system.outcomes import CheckOutcome
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx, program, require_program, shared_library
-from tests.support.small_ops import ENTRY, SmallBuilder, TorchBuilder
+from tests.support.small_ops import ENTRY, KernelBuilder, SmallBuilder, TorchBuilder
 
 pytestmark = needs_gxx
 
@@ -29,13 +28,6 @@ THROW = """#include <stdexcept>
 int ask() { throw std::runtime_error("no acme device"); }
 int x = ask();
 """
-
-
-class KernelBuilder(CUDAOpBuilder, SmallBuilder):
-    """An op with a kernel that is only to be compiled: it asks for no device."""
-
-    def load_checks(self) -> list[CheckOutcome]:
-        return []
 
 
 class TorchKernelBuilder(KernelBuilder):
@@ -157,6 +149,11 @@ UNLOADABLE = {
         f"int acme(int);\nint x = acme(1);\n{ENTRY}",
         ("small.so", "undefined symbol: _Z4acmei (acme(int))"),
         "library that defines _Z4acmei (acme(int))",
+    ),
+    "torch's C++ symbols in a stable op": Unloadable(
+        f"namespace at {{ int threads(); }}\nint f() {{ return at::threads(); }}\n{ENTRY}",
+        ("stable C ABI", "at::threads()"),
+        "BINDING = Binding.TORCH",
     ),
     "a crash": Unloadable(
         f"#include <csignal>\nint x = raise(SIGSEGV);\n{ENTRY}",

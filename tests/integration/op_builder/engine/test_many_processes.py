@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from op_builder.errors import BuildCancelled
 from op_builder.load.resolver import Request, compile_now
 from tests.support.compilers import needs_gxx, program
 from tests.support.processes import endless_builder, quick, race, wait_for
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -30,17 +32,14 @@ def test_waiting_processes_name_the_builder_and_take_over_when_it_dies(
 ) -> None:
     builder = endless_builder(tmp_path / "op", cache)
 
-    class KillOnce(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage().startswith("Still waiting"):
-                os.kill(builder, signal.SIGKILL)
+    def kill_when_waited_for() -> None:
+        wait_until(lambda: "Still waiting" in caplog.text)
+        os.kill(builder, signal.SIGKILL)
 
-    handler = KillOnce()
-    logging.getLogger("op_builder").addHandler(handler)
-    try:
-        quick(tmp_path / "op", cache).load()
-    finally:
-        logging.getLogger("op_builder").removeHandler(handler)
+    killer = threading.Thread(target=kill_when_waited_for)
+    killer.start()
+    quick(tmp_path / "op", cache).load()
+    killer.join()
     assert wait_for([builder]) == [-signal.SIGKILL]
     assert f"Still waiting for process {builder}" in caplog.text
     assert len(cache.entries()) == 1

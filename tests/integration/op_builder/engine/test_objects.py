@@ -99,37 +99,37 @@ def test_a_failed_build_resumes(many: SmallBuilder, compiled: Callable[[], list[
     assert sorted([*before, *compiled()]) == ["one.cpp", "small.cpp", "three.cpp", "two.cpp", "two.cpp"]
 
 
-def objects(cache: Cache) -> list[Path]:
-    return sorted((cache.home / "objects").iterdir())
-
-
-@needs_gxx
-def test_a_damaged_object_is_compiled_again(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
-    many.load()
-    compiled()
-    for number, path in enumerate(objects(many.cache)):
+def damage(paths: list[Path]) -> None:
+    for number, path in enumerate(paths):
         content = path.read_bytes()
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
         path.write_bytes([b"", content[:middle], flipped, flipped][number])
-    edit(many, "two.cpp", "int two_more() { return 2; }\n")
-    assert added(many.load()) == 1.0
-    assert len(compiled()) == 4
+
+
+def give_away(paths: list[Path]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files to other users")
+    for path in paths:
+        os.chown(path, 12345, -1)
 
 
 @needs_gxx
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
-def test_an_object_of_another_user_is_not_used(
-    many: SmallBuilder, compiled: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("spoil", "warning"), [(damage, ""), (give_away, r"objects/\S+ is owned by user 12345")])
+def test_an_object_that_is_damaged_or_of_another_user_is_compiled_again(
+    many: SmallBuilder,
+    compiled: Callable[[], list[str]],
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[list[Path]], None],
+    warning: str,
 ) -> None:
     many.load()
     compiled()
-    for path in objects(many.cache):
-        os.chown(path, 12345, -1)
+    spoil(sorted((many.cache.home / "objects").iterdir()))
     edit(many, "two.cpp", "int two_more() { return 2; }\n")
-    many.load()
+    assert added(many.load()) == 1.0
     assert len(compiled()) == 4
-    assert re.search(r"objects/\S+ is owned by user 12345", caplog.text)
+    assert re.search(warning, caplog.text)
 
 
 @needs_gxx

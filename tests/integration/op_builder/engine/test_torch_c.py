@@ -44,7 +44,6 @@ static std::string many(int64_t a, double b, bool c, std::string d, std::vector<
   const std::string numbers = std::to_string(a) + " " + std::to_string(b) + (c ? " yes " : " no ");
   return numbers + d + " " + std::to_string(e.size());
 }
-static Tensor same(Tensor x) { return x; }
 static Tensor copied(Tensor x) {
   Tensor other = x;  // a second handle of it
   Tensor third = x;
@@ -68,7 +67,7 @@ static void define(accel::Library& m) {
   m.def("integer(int x) -> int").def("real(float x) -> float").def("truth(bool x) -> bool").def("text(str x) -> str");
   m.def("integers(int[] x) -> int[]").def("reals(float[] x) -> float[]");
   m.def("many(int a, float b, bool c, str d, int[] e) -> str");
-  m.def("same(Tensor(a) x) -> Tensor(a)").def("copied(Tensor(a) x) -> Tensor(a)").def("like(Tensor x) -> Tensor");
+  m.def("copied(Tensor(a) x) -> Tensor(a)").def("like(Tensor x) -> Tensor");
   m.def("tensors(Tensor[] x) -> Tensor[]").def("numel_or(Tensor? x, int otherwise) -> int");
   m.def("describe(Tensor x) -> str").def("address(Tensor x) -> int");
   m.def("refuse(Tensor a, Tensor[] b, Tensor? c, str d) -> int");
@@ -77,7 +76,7 @@ static void define(accel::Library& m) {
 static void implement(accel::Library& m) {
   m.impl("integer", ACCEL_BOX(&integer)).impl("real", ACCEL_BOX(&real)).impl("truth", ACCEL_BOX(&truth));
   m.impl("text", ACCEL_BOX(&text)).impl("integers", ACCEL_BOX(&integers)).impl("reals", ACCEL_BOX(&reals));
-  m.impl("many", ACCEL_BOX(&many)).impl("same", ACCEL_BOX(&same)).impl("copied", ACCEL_BOX(&copied));
+  m.impl("many", ACCEL_BOX(&many)).impl("copied", ACCEL_BOX(&copied));
   m.impl("like", ACCEL_BOX(&like)).impl("tensors", ACCEL_BOX(&tensors)).impl("numel_or", ACCEL_BOX(&numel_or));
   m.impl("describe", ACCEL_BOX(&describe)).impl("address", ACCEL_BOX(&address));
   m.impl("refuse", ACCEL_BOX(&refuse)).impl("no_result", ACCEL_BOX(&integer));
@@ -141,8 +140,8 @@ def test_tensors_come_back_as_themselves_and_none_is_kept(echo: Any) -> None:
     x, y = torch.arange(6.0), torch.arange(3)
     before = x._use_count(), y._use_count()  # type: ignore[attr-defined]
     for _ in range(100):
-        results = [echo.same(x), echo.copied(x), *echo.tensors([x, y])]
-        assert [result.data_ptr() for result in results] == [tensor.data_ptr() for tensor in (x, x, x, y)]
+        results = [echo.copied(x), *echo.tensors([x, y])]
+        assert [result.data_ptr() for result in results] == [tensor.data_ptr() for tensor in (x, x, y)]
         del results
         assert (echo.numel_or(x, -1), echo.numel_or(None, -1)) == (6, -1)
         with pytest.raises(ValueError, match="as it was asked"):

@@ -175,11 +175,9 @@ def test_clear_removes_everything_also_what_a_killed_build_left(
 def lying(path: Path, size_bytes: int, days_ago: float) -> Path:
     """A file, or a directory set aside if its parent is ``rejected``, that was made days ago."""
     Cache(path.parents[2]).writable_dir(path.parent.name)
-    if path.parent.name == "rejected":
-        (path / "entry").mkdir(parents=True)
-        (path / "entry" / "small.so").write_bytes(bytes(size_bytes))
-    else:
-        path.write_bytes(bytes(size_bytes))
+    file = path / "entry" / "small.so" if path.parent.name == "rejected" else path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bytes(size_bytes))
     moment = time.time() - days_ago * 86400
     os.utime(path, (moment, moment))
     return path

@@ -6,7 +6,7 @@ import pytest
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError, ToolchainError
-from op_builder.system.target import library_file, requested_target
+from op_builder.system.target import requested_target
 from op_builder.toolchains.packaged import require_libgomp
 
 
@@ -44,10 +44,3 @@ def test_another_platform_is_refused(name: str, reason: str) -> None:
 def test_openmp_code_is_refused_for_another_platform() -> None:
     with pytest.raises(ToolchainError, match=r"'acme' is compiled with -fopenmp.*linux_aarch64"):
         require_libgomp("acme", requested_target("linux_aarch64"))
-
-
-@pytest.mark.parametrize(
-    ("system", "file"), [("linux", "libtorch.so"), ("darwin", "libtorch.dylib"), ("win32", "torch.dll")]
-)
-def test_a_library_has_the_name_that_its_system_gives_it(system: str, file: str) -> None:
-    assert library_file("torch", system) == file
