@@ -26,9 +26,16 @@ def test_threads_always_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None] == ["threads"]
 
 
-@pytest.mark.parametrize(("number", "reason"), [(errno.EAGAIN, "aio-max-nr"), (errno.EIO, "Input/output error (EIO)")])
-def test_refusals_are_explained(number: int, reason: str) -> None:
-    assert reason in storage_engines.explain("libaio", number)
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [
+        ("io_uring", errno.EPERM, "io_uring_disabled"),
+        ("libaio", errno.EAGAIN, "aio-max-nr"),
+        ("libaio", errno.EIO, "EIO"),
+    ],
+)
+def test_refusals_are_explained(name: str, number: int, reason: str) -> None:
+    assert reason in storage_engines.explain(name, number)
 
 
 @pytest.mark.parametrize(

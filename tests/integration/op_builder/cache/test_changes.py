@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from op_builder import env
+from op_builder import CUDAOpBuilder, env
 from op_builder.cache.store import Cache
 from op_builder.load.resolver import Request, compile_now
 from op_builder.report.collect import explain
+from op_builder.system.outcomes import CheckOutcome
 from tests.support.compilers import needs_gxx, program, require_program
-from tests.support.small_ops import ENTRY, KernelBuilder, SmallBuilder, replace_content
+from tests.support.small_ops import ENTRY, SmallBuilder, replace_content
 
 MAIN = f"""
 #include "nested.h"
@@ -65,6 +66,13 @@ class ChangedBuilder(SmallBuilder):
 
     def include_paths(self) -> list[str]:
         return [str(self.directory / name) for name in ("first", "include", ODD)]
+
+
+class KernelBuilder(CUDAOpBuilder, SmallBuilder):
+    """An op with a kernel that is only to be compiled: it asks for no device."""
+
+    def load_checks(self) -> list[CheckOutcome]:
+        return []
 
 
 def written(directory: Path) -> Path:

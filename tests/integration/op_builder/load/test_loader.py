@@ -103,12 +103,9 @@ def part(directory: Path, cache: Cache, opens: str, namespace: str, name: str) -
 
 
 def test_libraries_may_extend_one_namespace(tmp_path: Path, cache: Cache) -> None:
-    one = part(tmp_path / "one", cache, SHARED, "loader_shared", "first").load()
-    other = part(tmp_path / "two", cache, OWNED, "loader_shared", "second").load()
-    one.first()
-    other.second()
-    defined = [entry.manifest.defined_namespaces for entry in cache.entries()]
-    assert sorted(defined) == [(), ("loader_shared",)]
+    part(tmp_path / "one", cache, SHARED, "loader_shared", "first").load().first()
+    part(tmp_path / "two", cache, OWNED, "loader_shared", "second").load().second()
+    assert sorted(entry.manifest.defined_namespaces for entry in cache.entries()) == [(), ("loader_shared",)]
 
 
 @pytest.mark.parametrize(
