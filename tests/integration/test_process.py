@@ -37,27 +37,14 @@ assert not loaded & heavy, loaded & heavy
 
 def run_isolated(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a new process whose home, cache, temporary and current directories are new and empty."""
-    places = {name: tmp_path / name for name in ("home", "cache", "xdg", "tmp", "cwd")}
+    places = {name: tmp_path / name for name in ("HOME", "ACCEL_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR", "cwd")}
     for place in places.values():
         place.mkdir()
-    environment = env.child_environment(
-        HOME=str(places["home"]),
-        ACCEL_CACHE_DIR=str(places["cache"]),
-        XDG_CACHE_HOME=str(places["xdg"]),
-        TMPDIR=str(places["tmp"]),
-        PYTHONPATH=str(ROOT),
-        PYTHONDONTWRITEBYTECODE="1",
-        ACCEL_ACCELERATOR=None,
-        DS_ACCELERATOR=None,
-    )
-    return subprocess.run(
-        [sys.executable, "-c", WATCH + code + REPORT],
-        cwd=places["cwd"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {name: str(place) for name, place in places.items()}
+    variables |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = env.child_environment(**variables, ACCEL_ACCELERATOR=None, DS_ACCELERATOR=None)
+    command = [sys.executable, "-c", WATCH + code + REPORT]
+    return subprocess.run(command, cwd=places["cwd"], env=environment, capture_output=True, text=True, check=False)
 
 
 CODES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,20 +37,14 @@ def shared_library(path: Path, text: str, *options: str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
 class EndlessCompiler:
     """A compiler that logs its own start and that of a child process, and then never ends."""
 
-    path: Path
-    log: Path
-
-    @staticmethod
-    def make(directory: Path) -> EndlessCompiler:
-        require_program("g++")
-        path, log = directory / "slow-g++", directory / "started"
-        compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{log}; wait'
-        program(path, f'case "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac')
-        return EndlessCompiler(path, log)
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "started"
+        compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{self.log}; wait'
+        body = f'case "$*" in *-MD*) {compiling};; *) exec {require_program("g++")} "$@";; esac'
+        self.path = program(directory / "slow-g++", body)
 
     def processes(self) -> list[int]:
         """The process ids that were logged; empty before the start."""

@@ -28,18 +28,12 @@ const char* where(int line) { assert(line > 0); return named.name; }
 """
 
 
-class TwoSources(SmallBuilder):
-    """An op of two sources, with debug information and the command line of its compiler."""
-
-    def sources(self) -> list[str]:
-        return [*super().sources(), str(self.directory / "second.cpp")]
-
-    def cxx_args(self) -> list[str]:
-        return ["-g", "-frecord-gcc-switches"]
-
-
 def compiled(directory: Path, cache: Path) -> Entry:
-    return compile_now(Request.of(TwoSources(directory, Cache(cache))))
+    """An op of two sources, with debug information and the command line of its compiler."""
+    builder = SmallBuilder(directory, Cache(cache))
+    builder.files.append("second.cpp")
+    builder.flags = ["-g", "-frecord-gcc-switches"]
+    return compile_now(Request.of(builder))
 
 
 @needs_gxx

@@ -151,18 +151,6 @@ def test_the_report_of_a_user_without_a_home_directory_is_complete() -> None:
 # Compilers ----------------------------------------------------------------------------------
 
 
-def test_a_compiler_that_fails_the_probe_makes_the_op_incompatible(small: SmallBuilder, tmp_path: Path) -> None:
-    fails = "echo \"g++: fatal error: cannot execute 'cc1plus'\" >&2; exit 1"
-    broken = program(tmp_path / "g++", f'case "$*" in --version|-dump*|-print*) exec g++ "$@";; esac\n{fails}')
-    with env.scope(CXX=str(broken)):
-        assert small.is_compatible() is False
-        assert "cannot execute 'cc1plus'" in str(small.error_log)
-        with pytest.raises(IncompatibleOpError, match="cannot compile a small program") as caught:
-            small.load()
-        assert caught.value.remedy
-    assert added(small.load()) == 1.0, "a failure is not remembered"
-
-
 @needs_gxx
 def test_a_missing_nm_makes_the_op_incompatible_unless_pyelftools_is_installed(
     small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

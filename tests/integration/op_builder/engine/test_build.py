@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.cache.store import MANIFEST, Cache
+from op_builder.cache.store import MANIFEST
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
 from op_builder.load import resolver
 from op_builder.report.collect import op_row
@@ -189,17 +189,6 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: Smal
         assert is_hit(small)
     with env.scope(PATH=TOOLS):
         assert not is_hit(small)
-
-
-@needs_gxx
-@pytest.mark.usefixtures("new_process")
-def test_a_build_with_flags_in_cxx_is_not_used_without_them(small: SmallBuilder, tmp_path: Path) -> None:
-    with env.scope(CXX="g++ -DOTHERWISE"):
-        resolver.compile_now(resolver.Request.of(small))
-    (entry,) = small.cache.entries()
-    assert entry.manifest.key_parts["flags in CXX"] == "-DOTHERWISE"
-    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_JIT="0"), pytest.raises(IncompatibleOpError):
-        SmallBuilder(small.directory, Cache(small.cache.root)).jit_load()
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")

@@ -100,7 +100,7 @@ def test_an_unknown_op_lists_the_ops(capsys: pytest.CaptureFixture[str]) -> None
 @needs_gxx
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
 def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    compiler = EndlessCompiler(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "op_builder.build", "cpu_adam"],
         cwd=ROOT,
@@ -128,7 +128,7 @@ def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals
 
 @needs_gxx
 def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    compiler = EndlessCompiler(tmp_path)
     with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):
         (outcome,) = outcomes_of(small)
     assert "did not end within 2 s" in outcome.message
@@ -164,7 +164,7 @@ def test_the_ops_are_those_of_the_named_accelerator(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: Path) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    compiler = EndlessCompiler(tmp_path)
 
     def kill_ninja() -> None:
         wait_until(lambda: bool(compiler.processes()))

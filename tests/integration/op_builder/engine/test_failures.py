@@ -73,6 +73,8 @@ def test_a_flag_that_no_compiler_knows_is_named(small: SmallBuilder) -> None:
     small.flags = ["-mno-such-flag"]
     causes = ("-mno-such-flag", "cannot compile a small program")
     failure(small, ENTRY, IncompatibleOpError, *causes, remedy="does not know this flag")
+    assert not small.is_compatible()
+    assert "-mno-such-flag" in str(small.error_log)
 
 
 def test_a_missing_compiler_in_cxx_is_named(small: SmallBuilder) -> None:

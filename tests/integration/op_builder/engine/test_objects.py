@@ -54,7 +54,9 @@ def edit(builder: SmallBuilder, name: str, text: str) -> None:
 
 
 @needs_gxx
-def test_an_edit_compiles_the_files_that_it_concerns(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+def test_an_edit_compiles_the_files_that_it_concerns_and_force_all(
+    many: SmallBuilder, compiled: Callable[[], list[str]]
+) -> None:
     many.load()
     assert compiled() == ["one.cpp", "small.cpp", "three.cpp", "two.cpp"]
     edit(many, "two.cpp", "int two_more() { return 2; }\n")
@@ -75,6 +77,8 @@ def test_an_edit_compiles_the_files_that_it_concerns(many: SmallBuilder, compile
     many.files.reverse()
     many.load()
     assert compiled() == []
+    build_all([many], required=[many.name], force=True, report=lambda *_: None)
+    assert len(compiled()) == 4
 
 
 def test_an_entry_of_reused_objects_is_that_of_a_whole_build(many: SmallBuilder, tmp_path: Path) -> None:
@@ -144,11 +148,3 @@ def test_a_binary_that_cannot_be_opened_costs_only_its_link_again(
     many.files.append("four.cpp")
     many.load()
     assert compiled() == ["four.cpp"]
-
-
-@needs_gxx
-def test_a_forced_build_compiles_everything(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
-    many.load()
-    compiled()
-    build_all([many], required=[many.name], force=True, report=lambda *_: None)
-    assert len(compiled()) == 4

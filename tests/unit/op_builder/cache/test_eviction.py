@@ -6,6 +6,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -56,20 +57,16 @@ def enlarge(cache: Cache, *, all_of_them: bool = False) -> None:
             file.truncate(3 << 20)
 
 
-def test_common_options_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+def test_list_shows_op_size_and_use_with_options_before_or_after_it(
+    capsys: pytest.CaptureFixture[str], filled: Cache
+) -> None:
     directory = ["--directory", str(filled.root)]
     for arguments in (["--json", *directory, "list"], ["--json", "list", *directory], [*directory, "list", "--json"]):
         assert main(arguments) == 0
-        assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
-
-
-def test_list_shows_op_size_and_use(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
-    entries = command(capsys, filled, "list")["entries"]
-    assert [entry["op"] for entry in entries] == ["small", "small", "other"]
-    assert all(entry["size_bytes"] > SIZE and not entry["in_use"] for entry in entries)
-    text = output(capsys, filled, "list")
-    assert "3 entries" in text
-    assert "d ago" in text
+        entries = json.loads(capsys.readouterr().out)["entries"]
+        assert [entry["op"] for entry in entries] == ["small", "small", "other"]
+        assert all(entry["size_bytes"] > SIZE and not entry["in_use"] for entry in entries)
+    assert re.search(r"d ago(.|\n)*3 entries", output(capsys, filled, "list"))
 
 
 def test_info_shows_the_key(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
