@@ -50,6 +50,7 @@ static Tensor copied(Tensor x) {
   third = other;
   return third;
 }
+static Tensor like(Tensor x) { return accel::empty_like(x); }
 static std::vector<Tensor> tensors(std::vector<Tensor> x) { return x; }
 static int64_t numel_or(std::optional<Tensor> x, int64_t otherwise) { return x.has_value() ? x->numel() : otherwise; }
 static std::string describe(Tensor x) {
@@ -66,7 +67,7 @@ static void define(accel::Library& m) {
   m.def("integer(int x) -> int").def("real(float x) -> float").def("truth(bool x) -> bool").def("text(str x) -> str");
   m.def("integers(int[] x) -> int[]").def("reals(float[] x) -> float[]");
   m.def("many(int a, float b, bool c, str d, int[] e) -> str");
-  m.def("copied(Tensor(a) x) -> Tensor(a)");
+  m.def("copied(Tensor(a) x) -> Tensor(a)").def("like(Tensor x) -> Tensor");
   m.def("tensors(Tensor[] x) -> Tensor[]").def("numel_or(Tensor? x, int otherwise) -> int");
   m.def("describe(Tensor x) -> str").def("address(Tensor x) -> int");
   m.def("refuse(Tensor a, Tensor[] b, Tensor? c, str d) -> int");
@@ -75,7 +76,7 @@ static void define(accel::Library& m) {
 static void implement(accel::Library& m) {
   m.impl("integer", ACCEL_BOX(&integer)).impl("real", ACCEL_BOX(&real)).impl("truth", ACCEL_BOX(&truth));
   m.impl("text", ACCEL_BOX(&text)).impl("integers", ACCEL_BOX(&integers)).impl("reals", ACCEL_BOX(&reals));
-  m.impl("many", ACCEL_BOX(&many)).impl("copied", ACCEL_BOX(&copied));
+  m.impl("many", ACCEL_BOX(&many)).impl("copied", ACCEL_BOX(&copied)).impl("like", ACCEL_BOX(&like));
   m.impl("tensors", ACCEL_BOX(&tensors)).impl("numel_or", ACCEL_BOX(&numel_or));
   m.impl("describe", ACCEL_BOX(&describe)).impl("address", ACCEL_BOX(&address));
   m.impl("refuse", ACCEL_BOX(&refuse)).impl("no_result", ACCEL_BOX(&integer));
@@ -154,6 +155,13 @@ def test_a_schema_that_its_function_does_not_fit_is_an_error(echo: Any, op: str,
         RuntimeError, match=r"The schema has [12] arguments and [01] results, its function [12] and 1\."
     ):
         getattr(echo, op)(*arguments)
+
+
+def test_a_tensor_like_another_has_its_shape_type_and_strides(echo: Any) -> None:
+    for x in (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        result = echo.like(x)
+        assert (result.shape, result.dtype, result.stride()) == (x.shape, x.dtype, x.stride())
+        assert result.data_ptr() != x.data_ptr()
 
 
 TYPES = {
