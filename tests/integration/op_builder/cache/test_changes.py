@@ -24,7 +24,7 @@ MAIN = f"""
 #include <platform.h>
 #include "odd.h"
 asm(".pushsection .rodata\\n.incbin \\"" TREE "/number\\"\\n.popsection");
-#if __has_include("optional.h")
+#if __has_include("optional.h") || __has_include("looked_for.h")
 #endif
 int part();
 int chosen();
@@ -38,6 +38,7 @@ FILES = {
     "op/chosen.cpp": "int chosen() { return 1; }\n",
     "op/kernel.cu": '#include "kernel.h"\n__global__ void kernel(int* x) { *x = KERNEL; }\n',
     "op/first/unread.h": "",
+    "op/include/looked_for.h": "",
     "op/include/kernel.h": "#define KERNEL 1\n",
     "op/include/nested.h": "",
     "op/include/outer-1.h": "",
@@ -134,6 +135,7 @@ FILE_CHANGES = {
     "empty/outer.h": "outer.h is new",
     "op/outer.h": "outer.h is new",
     "op/first/optional.h": "optional.h is new",
+    "op/include/looked_for.h": "looked_for.h changed",
     # Inputs that no depfile of a compiler lists.
     "flags.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
     "link.rsp": "link.rsp:",
