@@ -110,10 +110,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tree(place: Path) -> Iterator[Path]:
-    """The files of the built op, each of which a test may change: they are restored, with other inodes and times."""
+def builder(place: Path) -> Iterator[ChangedBuilder]:
+    """The built op, whose files a test may change: they are restored, with other inodes and times."""
     with env.scope(**variables(place / "tree")):
-        yield place / "tree"
+        yield ChangedBuilder(place / "tree", Cache(place / "cache"))
     shutil.rmtree(place / "tree")
     shutil.copytree(place / "as it was", place / "tree", symlinks=True, copy_function=shutil.copy)
 
@@ -149,10 +149,9 @@ FILE_CHANGES = {
 
 @needs_gxx
 @pytest.mark.parametrize("name", FILE_CHANGES)
-def test_a_changed_or_new_file_is_a_miss_that_names_it(place: Path, tree: Path, name: str) -> None:
-    builder = ChangedBuilder(tree, Cache(place / "cache"))
+def test_a_changed_or_new_file_is_a_miss_that_names_it(builder: ChangedBuilder, name: str) -> None:
     assert misses(builder) is None
-    replace_content(tree / name, b"2")
+    replace_content(builder.directory.parent / name, b"2")
     if name == "another.cpp":
         builder.files.append("../another.cpp")
     assert FILE_CHANGES[name] in "\n".join(misses(builder) or [])
@@ -195,30 +194,28 @@ def upgrade_behind_the_wrapper(builder: SmallBuilder) -> None:
     ],
 )
 def test_another_difference_is_named(
-    place: Path, tree: Path, change: Callable[[SmallBuilder], object], line: str
+    builder: ChangedBuilder, change: Callable[[SmallBuilder], object], line: str
 ) -> None:
-    builder = ChangedBuilder(tree, Cache(place / "cache"))
     assert misses(builder) is None
     change(builder)
     assert line in (misses(builder) or [""])[0]
 
 
 @needs_gxx
-def test_variables_of_the_compiler_count(place: Path, tree: Path) -> None:
-    builder = ChangedBuilder(tree, Cache(place / "cache"))
-    with env.scope(CXX=f"{tree}/cxx -DDEFINED=2"):
+def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -> None:
+    with env.scope(CXX=f"{place}/tree/cxx -DDEFINED=2"):
         assert misses(builder) == ["flags in CXX: none -> -DDEFINED=2"]
-    with env.scope(CPATH=f"{tree}/another"):
+    with env.scope(CPATH=f"{place}/tree/another"):
         assert "compiler variables: " in (misses(builder) or [""])[0]
 
 
 @needs_gxx
-def test_what_cannot_change_the_binary_is_a_hit(place: Path, tree: Path) -> None:
+def test_what_cannot_change_the_binary_is_a_hit(builder: ChangedBuilder, place: Path) -> None:
     for name in ("op/include/unread.h", "op/first/unread.h", "empty/unread.h"):
-        (tree / name).write_text("#define UNREAD 2\n")
+        (place / "tree" / name).write_text("#define UNREAD 2\n")
     others = {"LANG": "de_DE.UTF-8", "LC_ALL": "C.UTF-8", "MAX_JOBS": "3", "ACCEL_COMPILE_TIMEOUT_S": "600"}
     with env.scope(**others):
-        assert misses(ChangedBuilder(tree, Cache(place / "cache"))) is None
+        assert misses(builder) is None
 
 
 def test_an_empty_cache_has_no_nearest_entry(small: SmallBuilder) -> None:
