@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.foreign_package import python
 
 # Everything that importing might do is recorded by Python's own audit events, so nothing is replaced.
 WATCH = """
@@ -37,14 +34,12 @@ assert not loaded & heavy, loaded & heavy
 
 def run_isolated(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a new process whose home, cache, temporary and current directories are new and empty."""
-    places = {name: tmp_path / name for name in ("HOME", "ACCEL_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR", "cwd")}
+    places = {name: tmp_path / name for name in ("HOME", "ACCEL_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR", "CWD")}
     for place in places.values():
         place.mkdir()
-    variables = {name: str(place) for name, place in places.items()}
-    variables |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment = env.child_environment(**variables, ACCEL_ACCELERATOR=None, DS_ACCELERATOR=None)
-    command = [sys.executable, "-c", WATCH + code + REPORT]
-    return subprocess.run(command, cwd=places["cwd"], env=environment, capture_output=True, text=True, check=False)
+    variables: dict[str, str | None] = {name: str(place) for name, place in places.items()}
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1", "ACCEL_ACCELERATOR": None, "DS_ACCELERATOR": None}
+    return python("-c", WATCH + code + REPORT, cwd=places["CWD"], **variables)
 
 
 CODES = {

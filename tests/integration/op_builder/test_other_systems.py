@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from op_builder.catalog import table
 from op_builder.catalog.native import system_check
 from op_builder.system.outcomes import Failed
+from tests.support.foreign_package import python
 
 # Modules and names of Python that Windows does not have. Packages that look at sys.platform are imported before.
 _WINDOWS = """
@@ -29,12 +28,9 @@ sys.platform = "win32"
 """
 
 
-def _run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-
-
 def test_on_windows_every_module_can_be_imported_and_ops_are_refused_with_a_remedy() -> None:
-    done = _run(
+    done = python(
+        "-c",
         _WINDOWS
         + """
 from accelerator import get_accelerator
@@ -56,7 +52,7 @@ for package in ("accelerator", "op_builder"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
         if module.name != "op_builder.integrations.deepspeed":  # which is to raise without DeepSpeed
             importlib.import_module(module.name)
-"""
+""",
     )
     assert done.returncode == 0, done.stderr
     for text in (done.stdout, *done.stderr.strip().split("accel-launch: ")):
@@ -64,7 +60,8 @@ for package in ("accelerator", "op_builder"):
 
 
 def test_on_macos_libraries_find_torchs_functions_in_the_process(tmp_path: Path) -> None:
-    done = _run(
+    done = python(
+        "-c",
         f"""
 import ctypes, os
 import torch
@@ -81,7 +78,7 @@ loader.open_torch_for_all("linux")
 assert not hasattr(process, "aoti_torch_dtype_float32")
 loader.open_torch_for_all("darwin")
 assert process.aoti_torch_dtype_float32() == 6
-"""
+""",
     )
     assert done.returncode == 0, done.stderr
 
