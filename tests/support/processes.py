@@ -17,16 +17,9 @@ from pathlib import Path
 from op_builder.cache.store import Cache
 from op_builder.engine import build as engine
 from op_builder.engine.ninja import NinjaRun
-from tests.support.small_ops import SmallBuilder
+from tests.support.small_ops import ENTRY, SmallBuilder
 from tests.support.waiting import wait_until
 
-# A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
-SOURCE = """
-#include <vector>
-extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
-  return std::vector<int>(1).size() - 1;
-}
-"""
 LOAD_TIMEOUT_S = 120
 
 
@@ -37,7 +30,7 @@ class QuickBuilder(SmallBuilder):
 def quick(directory: Path, cache: Cache) -> QuickBuilder:
     """A builder of an op that compiles in a moment."""
     (directory / "include").mkdir(parents=True, exist_ok=True)
-    (directory / "small.cpp").write_text(SOURCE)
+    (directory / "small.cpp").write_text(f"#include <vector>\n{ENTRY}")
     builder = QuickBuilder(directory, cache)
     # A content of its own for each test, so that no other test's library of this process is taken.
     builder.flags = [f"-DDIRECTORY={abs(hash(str(directory)))}"]
