@@ -51,6 +51,13 @@ def rewrite(entry: Entry, edit: Callable[[dict[str, Any]], None]) -> None:
     edit_record(entry.directory / "manifest.json", edit)
 
 
+def rejection(builder: SmallBuilder) -> str:
+    """Why the prebuilt op does not fit; empty if it does."""
+    found = prebuilt.find_prebuilt(builder)
+    assert found is not None
+    return found.reason if isinstance(found, prebuilt.Rejected) else ""
+
+
 def empty(cache: Cache) -> None:
     shutil.rmtree(cache.home / "ops")
 
@@ -154,10 +161,7 @@ def test_cuda_code_must_serve_every_visible_device(
     install = prebuilt.torch_install()
     monkeypatch.setattr(prebuilt, "torch_install", lambda: install._replace(cuda="13.0"))
     rewrite(wheel, lambda manifest: manifest["key_parts"].update({"cuda archs": archs}))
-    found = prebuilt.find_prebuilt(small)
-    assert isinstance(found, Entry) == fits
-    if isinstance(found, prebuilt.Rejected):
-        assert found.reason == f"it was built for CUDA architectures {archs}, device 0 is 8.0"
+    assert rejection(small) == ("" if fits else f"it was built for CUDA architectures {archs}, device 0 is 8.0")
 
 
 def test_a_header_of_this_project_may_change_under_an_op_of_another_package(small: SmallBuilder, wheel: Entry) -> None:
@@ -166,20 +170,17 @@ def test_a_header_of_this_project_may_change_under_an_op_of_another_package(smal
         header["sha256"], header["status"] = "0" * 64, []
 
     rewrite(wheel, age)
-    assert isinstance(prebuilt.find_prebuilt(small), Entry)
+    assert rejection(small) == ""
 
 
 @pytest.mark.parametrize(("flag", "fits"), [("-O1", True), ("-march=armv9", False)])
 def test_another_versions_binary_may_have_other_flags_but_not_for_another_cpu(
     small: SmallBuilder, wheel: Entry, flag: str, fits: bool
 ) -> None:
-    def other_flags(manifest: dict[str, Any]) -> None:
-        manifest["key_parts"]["c++ flags"] = json.dumps([flag])
-
-    rewrite(wheel, other_flags)
-    assert isinstance(prebuilt.find_prebuilt(small), prebuilt.Rejected)
+    rewrite(wheel, lambda manifest: manifest["key_parts"].update({"c++ flags": json.dumps([flag])}))
+    assert rejection(small)
     rewrite(wheel, lambda manifest: manifest.update(accel_ops="0.0.7"))
-    assert isinstance(prebuilt.find_prebuilt(small), Entry) == fits
+    assert (rejection(small) == "") is fits
 
 
 @pytest.mark.usefixtures("wheel")
@@ -187,31 +188,25 @@ def test_edited_files_of_the_op_are_noticed(small: SmallBuilder, tmp_path: Path)
     package = tmp_path / "site-packages" / "op_builder"  # with the sources and the binary
     shutil.copytree(small.directory, package / "op")
     packaged = SmallBuilder(package / "op", small.cache)
-    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
+    assert rejection(packaged) == ""
     header = packaged.directory / "include" / "nested.h"
     before = header.read_text()
     header.write_text("#define NESTED 5.0f\n")
-    found = prebuilt.find_prebuilt(packaged)
-    assert isinstance(found, prebuilt.Rejected)
-    assert found.reason == "it was built from another recipe (header nested.h)"
+    assert rejection(packaged) == "it was built from another recipe (header nested.h)"
     header.write_text(before)
-    assert isinstance(prebuilt.find_prebuilt(packaged), Entry), "times do not count"
+    assert rejection(packaged) == "", "times do not count"
     source, other = packaged.directory / "small.cpp", packaged.directory / "other.cpp"
     other.write_text(source.read_text() + "// edited\n")
     os.utime(other, ns=(0, 0))
     other.replace(source)
-    found = prebuilt.find_prebuilt(packaged)
-    assert isinstance(found, prebuilt.Rejected)
-    assert found.reason == "it was built from another recipe (source 0 small.cpp)"
+    assert rejection(packaged) == "it was built from another recipe (source 0 small.cpp)"
 
 
 @pytest.mark.parametrize("target", ["0x020a000000000000", "0x0209000000000000", "0xno"])
 def test_the_oldest_supported_torch_comes_from_the_flags(target: str, small: SmallBuilder, wheel: Entry) -> None:
-    def compiled_for(manifest: dict[str, Any]) -> None:
-        manifest["accel_ops"] = "0.0.7"  # another version's flags are not compared
-        manifest["key_parts"]["c++ flags"] = json.dumps([f"-DTORCH_TARGET_VERSION={target}"])
-
-    rewrite(wheel, compiled_for)
+    flags = json.dumps([f"-DTORCH_TARGET_VERSION={target}"])
+    rewrite(wheel, lambda manifest: manifest["key_parts"].update({"c++ flags": flags}))
+    rewrite(wheel, lambda manifest: manifest.update(accel_ops="0.0.7"))  # another version's flags are not compared
     found = prebuilt.find_prebuilt(small)
     assert isinstance(found, Entry)
     assert found.manifest.torch_needed == ">=2.10"
