@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,31 +45,30 @@ def test_no_load_and_no_command_imports_from_the_current_directory(tmp_path: Pat
 
 
 @pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The application that this process is said to be; it leaves ``started`` behind."""
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The application that this process is said to be; nothing starts it."""
     path = program(tmp_path / "application" / "app", f"touch {tmp_path / 'started'}")
     monkeypatch.setattr("sys.executable", str(path))
-    return path
+    yield path
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.usefixtures("application")
 def test_an_application_is_not_started_where_an_interpreter_is_installed(
-    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch, frozen: bool
 ) -> None:
     monkeypatch.setattr("sys.frozen", frozen, raising=False)
     assert added(small.load()) == 1.0
-    assert not (tmp_path / "started").exists()
 
 
 def test_an_application_without_an_interpreter_is_refused_with_the_reason(
-    small: SmallBuilder, application: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: SmallBuilder, application: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys._base_executable", str(application))
     for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
-        monkeypatch.setattr(f"sys.{name}", str(tmp_path))
+        monkeypatch.setattr(f"sys.{name}", str(application.parent))
     assert not small.is_compatible()
     with pytest.raises(IncompatibleOpError, match=r"inside an application .*/app") as caught:
         small.load()
     assert "prebuilt" in caught.value.remedy
-    assert not (tmp_path / "started").exists()

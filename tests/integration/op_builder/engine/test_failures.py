@@ -38,10 +38,6 @@ class KernelBuilder(CUDAOpBuilder, SmallBuilder):
         return []
 
 
-class TorchKernelBuilder(KernelBuilder):
-    BINDING = Binding.TORCH
-
-
 def failure(builder: SmallBuilder, source: str, raises: type[AccelError], *causes: str, remedy: str = "") -> None:
     """Let an op of one source fail to load with these causes and this remedy, empty where none is known."""
     (builder.directory / builder.files[0]).write_text(source)
@@ -134,7 +130,8 @@ def torch_for_cuda_11(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("torch_for_cuda_11")
 def test_a_toolkit_and_a_torch_that_do_not_fit_are_named(small: SmallBuilder) -> None:
     require_program("nvcc")
-    builder = TorchKernelBuilder(small.directory, small.cache)
+    builder = KernelBuilder(small.directory, small.cache)
+    builder.BINDING = Binding.TORCH  # type: ignore[misc]
     builder.files = ["kernel.cu"]
     with env.scope(TORCH_CUDA_ARCH_LIST="9.0"):
         causes = ("the CUDA toolkit is ", "torch was built with CUDA 11.8")

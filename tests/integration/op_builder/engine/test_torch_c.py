@@ -168,16 +168,11 @@ TYPES = {
     torch.float32: "Float 0 4",
     torch.bfloat16: "BFloat16 1 2",
     torch.float16: "Half 2 2",
-    torch.float64: "Double 3 8",
     torch.uint8: "Byte 4 1",
-    torch.int8: "Char 5 1",
-    torch.int32: "Int 6 4",
     torch.int64: "Long 7 8",
     torch.bool: "Bool 8 1",
-    torch.int16: "Short 9 2",
     torch.uint16: "UInt16 9 2",
     torch.complex64: "ComplexFloat 9 8",
-    torch.float8_e4m3fn: "Float8_e4m3fn 9 1",
     torch.float8_e8m0fnu: "number 44 9 1",
 }
 
