@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,3 +32,11 @@ def cache_only(path: Path, size_bytes: int) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # without reading ahead
         file.read(size_bytes)
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Return when ``is_so()``; fail after a generous time."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

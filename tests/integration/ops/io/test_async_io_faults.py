@@ -26,8 +26,7 @@ from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
 from tests.support.compilers import needs_gxx
-from tests.support.files import ENGINES, random_bytes, raw
-from tests.support.waiting import wait_until
+from tests.support.files import ENGINES, random_bytes, raw, wait_until
 
 IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed
 SIZE = 1_000_003

@@ -22,9 +22,8 @@ from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError,
 from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import DTYPES, HEADER_BYTES
-from tests.support.files import random_bytes, raw
+from tests.support.files import random_bytes, raw, wait_until
 from tests.support.threads import in_threads
-from tests.support.waiting import wait_until
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))

@@ -12,7 +12,7 @@ import pytest
 from op_builder import env
 from op_builder.ops import TensorStore
 from tests import support
-from tests.support.waiting import wait_until
+from tests.support.files import wait_until
 
 pytestmark = pytest.mark.slow
 
