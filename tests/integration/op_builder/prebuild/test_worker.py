@@ -29,8 +29,8 @@ from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
 from tests.support.compilers import EndlessCompiler, needs_gxx
 from tests.support.foreign_package import install
-from tests.support.launching import wait_until
 from tests.support.small_ops import STABLE_SOURCE
+from tests.support.waiting import wait_until
 
 ROOT = Path(op_builder.__file__).parents[1]
 EVERYTHING = BuildRequest(True, {})
@@ -324,7 +324,7 @@ def test_an_op_that_cannot_be_built_for_the_platform_is_an_error(
 @needs_gxx
 @pytest.mark.slow
 def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
-    compiler, tree = EndlessCompiler.make(tmp_path), Tree(tmp_path / "project", ADD)
+    compiler, tree = EndlessCompiler(tmp_path), Tree(tmp_path / "project", ADD)
     for place in ("tmp", "out"):
         (tmp_path / place).mkdir()
     (tree.root / "pyproject.toml").write_text(
