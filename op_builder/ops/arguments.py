@@ -157,7 +157,7 @@ def bounded_int(name: str, value: object, least: int, most: int | None, remedy: 
 def checked_shape(shape: Any, remedy: str) -> tuple[int, ...]:
     """The lengths of a shape as ints of at least 0, or an OpArgumentError."""
     try:
-        return tuple(bounded_int("a length in shape", length, 0, None, remedy) for length in shape)
+        return tuple(bounded_int("a length in shape", length, 0, 2**63 - 1, remedy) for length in shape)
     except TypeError:
         raise OpArgumentError(f"shape is {shape!r}.", remedy) from None
 

@@ -235,7 +235,7 @@ def failure_of(function: Callable[[], object]) -> str:
     """The class and text of what a function raises, and the rank that the error names."""
     try:
         function()
-    except RuntimeError as error:
+    except (RuntimeError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error} [{getattr(error, 'rank', None)}]"
     return ""
 
@@ -271,7 +271,12 @@ def one_host_fails(rank: int, size: int, directory: str, how: str) -> list[str]:
     dist.all_reduce(torch.ones(10))
     if rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    count = 11 if rank == 1 else 10
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    if rank == 1 and how == "interrupted":
+        wait_until_asleep(pid_of(directory, 0))
+        os.kill(pid_of(directory, 0), signal.SIGUSR1)
+        wait_until(Path(directory, "failed0").exists)
+    count = 11 if rank == 1 and how == "mismatch" else 10
     return failures(rank, size, directory, lambda: dist.all_reduce(torch.ones(count)))
 
 

@@ -8,7 +8,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -43,9 +43,10 @@ class Handles:
         """A handle that nothing else uses meanwhile; raises an AccelError if the op cannot be loaded here."""
         if self._owner != os.getpid():  # a fork has none of the handles' threads
             self._owner, self._idle = os.getpid(), deque()
-        try:
+        handle: Handle | None = None
+        with suppress(IndexError):  # an error of load() must not show this one as its context
             handle = self._idle.pop()
-        except IndexError:
+        if handle is None:
             handle = AsyncIOBuilder().load().aio_handle(**self._settings)
         yield handle
         # Not after an exception, when something may be in flight: the handle's end waits for it.

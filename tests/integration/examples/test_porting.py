@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import subprocess
@@ -84,6 +85,19 @@ def test_the_guide_launches_with_options_that_exist() -> None:
     assert len(commands) > 3
     for command in commands:
         parse(command.split())
+
+
+def test_the_ported_script_names_no_device() -> None:
+    before, after = ((SCRIPTS / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
+    assert "cuda" in before
+    assert not re.findall(r"cuda|cpu|nccl|gloo", after.partition('"""\n\n')[2])
+
+
+def test_every_call_of_torch_cuda_in_the_guide_exists() -> None:
+    names = set(re.findall(r"torch\.cuda\.([A-Za-z][\w.]*\w)", GUIDE))
+    assert len(names) > 60
+    for name in names:  # what torch does not have, nobody has to port
+        operator.attrgetter(name)(torch.cuda)
 
 
 def test_every_member_that_the_guide_names_is_part_of_the_contract() -> None:

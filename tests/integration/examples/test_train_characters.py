@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from examples import train_characters
+from examples.characters import comparison
 from op_builder.toolchains.sycl_runtime import find_runtime
 
 torch_threads = torch.get_num_threads()
@@ -69,3 +70,10 @@ def test_errors_are_shown_with_their_remedy(
     monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])  # the op is not loaded yet
     assert train_characters.main(["--out", str(tmp_path)]) == 1
     assert "Unset ACCEL_JIT" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_a_number_agrees_with_nothing() -> None:
+    nan = float("nan")
+    assert comparison.compare([1.0, 2.0], [1.0, 2.0], (1.0, 1.0)).ok
+    assert not comparison.compare([1.0, nan], [1.0, nan], (1.0, 1.0)).ok
+    assert not comparison.compare([1.0, 2.0], [1.0, 2.0], (nan, 1.0)).ok

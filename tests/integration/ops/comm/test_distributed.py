@@ -100,6 +100,7 @@ def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Pa
         ("gloo", "killed", "rank 1 died"),
         ("gloo", "mismatch", "all_reduce (sum) of 11 float32"),
         pytest.param("ccl", "killed", "rank 1 died", marks=[pytest.mark.slow, needs_oneccl]),
+        ("gloo", "interrupted", "Rank 0 of the group gave up: KeyboardInterrupt ended a collective"),
     ],
 )
 def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, message: str, tmp_path: Path) -> None:
@@ -110,11 +111,12 @@ def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, messag
         assert second.status == -9
     for result in (first, leader, other) if how == "killed" else results:
         assert result.status == 0, result.output
-    failing = [first, leader] if how == "killed" else [first, second, leader]
-    for once, again in (result.value for result in failing):
+    failing = {"killed": [first, leader], "mismatch": [first, second, leader], "interrupted": [leader]}
+    for once, again in (result.value for result in failing[how]):
         assert message in once
         assert once == again
-    assert how == "killed" or "The ranks need a new group." in first.value[0]
+    assert how != "mismatch" or "The ranks need a new group." in first.value[0]
+    assert how != "interrupted" or first.value[0].startswith("KeyboardInterrupt")
     assert "It is the first rank of its host and gave up between the 2 hosts" in other.value[0]
 
 

@@ -104,4 +104,5 @@ def test_groups_of_one_name_on_one_store_are_found_out() -> None:
 def test_another_user_gets_no_memory() -> None:
     first, stranger = run_case(cases.another_user, 2)
     assert "waited 3 s for rank 1" in first.error  # the stranger was none
+    assert first.facts["rank"] == 1
     assert (stranger.error, stranger.value) == ("", [])

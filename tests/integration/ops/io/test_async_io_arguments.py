@@ -48,7 +48,8 @@ def test_buffers(async_io: AsyncIOModule, tmp_path: Path, what: str) -> None:
     assert handle.wait() == 0
 
 
-def test_a_buffer_inside_a_transformation(async_io: AsyncIOModule, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])  # no storage; no address
+def test_a_buffer_inside_a_transformation(async_io: AsyncIOModule, tmp_path: Path, transform: Any) -> None:
     handle = async_io.aio_handle()
 
     def write(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +57,7 @@ def test_a_buffer_inside_a_transformation(async_io: AsyncIOModule, tmp_path: Pat
             handle.sync_pwrite(x, tmp_path / "file")
         return x
 
-    torch.func.vmap(write)(torch.ones(2, 3))
+    transform(write)(torch.ones(2, 3))
     assert not (tmp_path / "file").exists()
 
 

@@ -17,7 +17,13 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError, TensorNotFoundError
+from op_builder.errors import (
+    DamagedTensorError,
+    IncompatibleOpError,
+    OpArgumentError,
+    StorageError,
+    TensorNotFoundError,
+)
 from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
@@ -261,6 +267,14 @@ def test_a_file_that_was_truncated_or_grew_is_an_error(store: TensorStore, size:
         store.info("x")
 
 
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error_that_names_it(store: TensorStore) -> None:
+    store.save("x", random_bytes(4 * PIECE))
+    path = store.directory / "x.safetensors"
+    with pytest.raises(StorageError, match=r"Loading .*x\.safetensors failed") as caught:
+        store.load("x", progress=lambda *_: os.truncate(path, HEADER_BYTES + PIECE))
+    assert caught.value.filename == str(path)
+
+
 def test_a_reader_keeps_the_value_that_is_replaced_while_it_reads(store: TensorStore) -> None:
     old, new = random_bytes(4 * PIECE), random_bytes(4 * PIECE, seed=1)
     other = TensorStore(store.directory)
@@ -366,6 +380,19 @@ def test_a_save_for_which_no_thread_starts_is_an_error_and_leaves_nothing(
     with pytest.raises(OpArgumentError, match="closed"):
         store.save_async("x", torch.ones(3))
     assert not TensorStore(tmp_path).load("x").any()
+
+
+def test_an_op_that_cannot_be_loaded_is_the_only_error_shown(
+    store: TensorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise IncompatibleOpError("No compiler was found.", "Install g++.")
+
+    monkeypatch.setattr(file_pieces.AsyncIOBuilder, "load", refuse)
+    with pytest.raises(IncompatibleOpError, match="No compiler") as caught:
+        store.save("x", random_bytes(4 * PIECE))
+    assert caught.value.__context__ is None
+    assert store.names() == []
 
 
 def test_many_threads_share_a_store(store: TensorStore) -> None:

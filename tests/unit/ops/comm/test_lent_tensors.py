@@ -1,0 +1,55 @@
+"""Tensors lent to gloo stay with their owner until C++ has dropped them."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import Work
+
+from op_builder.ops.comm.gloo import LentTensors
+
+
+class Ended(Work):
+    """A collective that has ended, with or without success."""
+
+    def __init__(self, error: str = "") -> None:
+        super().__init__()
+        self._error = error
+
+    def wait(self, _timeout: timedelta = timedelta()) -> bool:
+        if self._error:
+            raise RuntimeError(self._error)
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("work", [Ended(), Ended("the connection was closed")], ids=["good", "failed"])
+def test_a_tensor_is_kept_until_nothing_outside_python_holds_it(work: Work) -> None:
+    lent, mine = LentTensors(), torch.arange(3.0)
+    held: list[Any] = []
+
+    def start(tensors: Any) -> Work:
+        weight = torch.ones(3, requires_grad=True)
+        held.append(weight * tensors[0])  # the graph holds it in C++, as a thread of gloo does
+        tensors[0] += 1
+        return work
+
+    assert lent.lend([mine], start) is work
+    assert mine.tolist() == [1, 2, 3]
+    assert not lent.are_back_by(time.monotonic())
+    held.clear()
+    assert lent.are_back_by(time.monotonic())
+
+
+def test_a_tensor_that_its_owner_shares_is_not_waited_for() -> None:
+    lent, mine = LentTensors(), torch.arange(3.0)
+    graph = torch.ones(3, requires_grad=True) * mine
+    lent.lend([mine], lambda _: Ended())
+    assert lent.are_back_by(time.monotonic())
+    del graph
