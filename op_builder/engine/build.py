@@ -207,7 +207,7 @@ class _Build:
         artifact = staging / self.plan.artifact_name
         inspection = inspect(artifact, self.plan, self.toolset)
         try:
-            obstacle = compile_kernels(artifact, self.plan, self.toolset, self.cache, staging / _LOG)
+            obstacle = compile_kernels(artifact, self.plan, self.toolset, self.cache, limit=1, log_path=staging / _LOG)
         except CompileError as error:
             log = self._kept_log(staging)
             raise CompileError(self.plan.op, error.diagnostic, error.command, log, error.remedy) from None

@@ -50,16 +50,22 @@ print({_MARK!r}, json.dumps([code, error.value.decode(errors="replace")]), flush
 
 
 def compile_kernels(
-    artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, log_path: Path | None = None
+    artifact: Path,
+    plan: BuildPlan,
+    toolset: Toolset,
+    cache: Cache,
+    *,
+    limit: int = _ALL,
+    log_path: Path | None = None,
 ) -> str | None:
     """Have the SYCL runtime compile kernels of a binary for the devices of this machine.
 
     Args:
-        log_path: of the build that has just made the binary: one kernel is compiled, and the compiler's messages are
-            added to the log. None: all kernels are compiled.
+        limit: how many of the binary's kernels to compile.
+        log_path: a log to which the compiler's messages are added.
 
     Returns:
-        why there is no device to compile for; empty when kernels were compiled, None for a binary without kernel texts.
+        None for a binary without kernel texts; empty if kernels were compiled; else why there is no device for them.
 
     Raises:
         CompileError: the kernel compiler rejected one, or crashed.
@@ -67,7 +73,6 @@ def compile_kernels(
     # The runtime compiles texts in the binary; icpx has compiled its kernels already.
     if toolset.sycl is None or toolset.icpx is not None or PREPARE.encode() not in artifact.read_bytes():
         return None
-    limit = 1 if log_path is not None else _ALL
     environment = env.child_environment(**runtime_variables(toolset.sycl, cache.kernel_directory()))
     arguments = [str(artifact), str(limit), str(allowed_jobs([job_bytes(plan)])), *needed_libraries(plan, toolset)]
     child = run(bare_command(_CHILD, *arguments), timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)

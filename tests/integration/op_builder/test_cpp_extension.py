@@ -171,21 +171,97 @@ def test_functions_may_be_in_a_namespace_or_none() -> None:
             load_inline("m", "int x;", functions=functions)  # type: ignore[arg-type]
 
 
-# Without torch's handling of errors and warnings.
-PLAIN = """
-torch::Tensor add(torch::Tensor x, torch::Tensor y) { return x + 2 * y; }
-void backward(torch::Tensor x) { x.backward({}); }
-void warn() { TORCH_WARN("an odd ", 3); }
+# What extensions use of torch's headers, in one text.
+EVERYTHING = """
+struct Pair {
+  Pair(int64_t rows, int64_t columns) : ones(torch::ones({rows, columns})) {}
+  torch::Tensor sum() const { return ones + ones; }
+  torch::Tensor ones;
+};
+struct Net : torch::nn::Module {
+  Net(int64_t inputs, int64_t outputs) : layer(register_module("layer", torch::nn::Linear(inputs, outputs))) {}
+  torch::Tensor forward(torch::Tensor x) { return layer->forward(x); }
+  torch::nn::Linear layer;
+};
+struct Scale : torch::autograd::Function<Scale> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x, double factor) {
+    context->saved_data["factor"] = factor;
+    return x * factor;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+    return {grads[0] * context->saved_data["factor"].toDouble(), torch::Tensor()};
+  }
+};
+torch::Tensor scale(torch::Tensor x, double factor) { return Scale::apply(x, factor); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::class_<Pair> pair(m, "Pair");
+  pair.def(py::init<int64_t, int64_t>()).def("sum", &Pair::sum).def_readonly("ones", &Pair::ones);
+  torch::python::bind_module<Net>(m, "Net").def(py::init<int64_t, int64_t>()).def("forward", &Net::forward);
+  m.def("scale", &scale);
+  m.def("fresh", [] { return torch::empty({2}); });
+  m.def("half", [] { return double(at::Half(1.5f) * at::Half(2.0f)); });
+}
 """
 
 
 @pytest.mark.slow
+def test_classes_modules_and_autograd_work_as_from_torchs_loader() -> None:
+    ops = load_inline("everything", EVERYTHING, use_pch=True, keep_intermediates=False)
+    assert ops.Pair(2, 3).sum().tolist() == [[2.0] * 3] * 2
+    assert ops.Pair(2, 3).ones.shape == (2, 3)
+    net, x = ops.Net(4, 2), torch.randn(3, 4)
+    weight, bias = net.parameters()
+    assert torch.allclose(net.forward(x), torch.nn.functional.linear(x, weight, bias))
+    net.forward(x).sum().backward()
+    assert torch.allclose(bias.grad, torch.full((2,), 3.0))
+    net.to(torch.float64)
+    assert net.forward(x.double()).dtype == torch.float64
+    y = torch.ones(3, requires_grad=True)
+    assert torch.autograd.grad(ops.scale(y, 5.0).sum(), y)[0].tolist() == [5.0] * 3
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert ops.fresh().dtype == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+    assert ops.half() == 3.0
+
+
+# Without torch's handling of errors and warnings.
+PLAIN = """
+torch::Tensor add(torch::Tensor x, torch::Tensor y) { return x + 2 * y; }
+void backward(torch::Tensor x) { x.backward({}); }
+void backward_without_gil(torch::Tensor x) { pybind11::gil_scoped_release released; x.backward({}); }
+void warn() { TORCH_WARN("an odd ", 3); }
+TORCH_LIBRARY(cpp_extension_compound, m) { m.def("add", &add); }
+"""
+
+
+class Doubled(torch.autograd.Function):
+    """Its backward pass is Python, which needs the GIL."""
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+@pytest.mark.slow
 def test_functions_hold_the_gil_and_warn_on_stderr_without_torchs_handling() -> None:
-    ops = load_inline("plain", PLAIN, functions=["add", "backward", "warn"], with_pytorch_error_handling=False)
+    functions = ["add", "backward", "backward_without_gil", "warn"]
+    ops = load_inline("plain", PLAIN, functions=functions, with_pytorch_error_handling=False)
     x, y = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(ops.add, (x, y))
+    assert torch.equal(ops.add(x, y), x + 2 * y)
+    assert torch.autograd.gradcheck(torch.ops.cpp_extension_compound.add, (x, y))
     with pytest.raises(RuntimeError, match="while holding the GIL"):
-        ops.backward((2 * x).sum())
+        ops.backward(Doubled.apply(x).sum())
+    ops.backward_without_gil(Doubled.apply(x).sum())
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0] * 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ops.warn()

@@ -29,7 +29,9 @@ def test_threads_always_work(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "number", "reason"),
     [
+        ("io_uring", errno.ENOSYS, "too old or built without it, or a sandbox hides it"),
         ("io_uring", errno.EPERM, "io_uring_disabled"),
+        ("io_uring", errno.ENOMEM, "ulimit -l"),
         ("libaio", errno.EAGAIN, "aio-max-nr"),
         ("libaio", errno.EIO, "EIO"),
     ],

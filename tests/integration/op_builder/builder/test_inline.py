@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -100,6 +102,33 @@ def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
     code = f"from op_builder import load_inline; print({load}.value())"
     done = run_python(code, tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert done.stdout.strip() == "4"
+
+
+# The directory's name is not UTF-8, and in GBK its bytes are characters whose second byte ninja or make would escape.
+HEADED = rf"""
+import os
+from op_builder import load_inline
+directory = os.fsdecode(b"caf\xc3\xa9 \x81| \x81\\x")
+os.mkdir(directory)
+for value in (1, 2):
+    open(os.path.join(directory, "v.h"), "w").write(f"#define VALUE {{value}}")
+    print(load_inline("headed", {'#include "v.h"' + MODULE!a}, extra_include_paths=[directory]).value())
+"""
+
+
+@pytest.mark.parametrize("locale", ["C", "zh_CN.GBK"])
+def test_an_edited_header_in_a_directory_of_any_bytes_is_noticed_whatever_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locale: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if locale != "C":
+        if shutil.which("localedef") is None or not Path("/usr/share/i18n/charmaps").is_dir():
+            pytest.skip("no localedef, or no charmaps")
+        command = ["localedef", "-c", "-i", "zh_CN", "-f", "GBK", str(tmp_path / locale)]
+        subprocess.run(command, capture_output=True, check=False)  # its warnings are a status
+    variables = {"LOCPATH": str(tmp_path), "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run_python(f"{HEADED}import sys; print(sys.getfilesystemencoding())", **variables)
+    assert done.stdout.split() == ["1", "2", "gbk" if locale != "C" else "ascii"], done.stderr
 
 
 @pytest.mark.slow

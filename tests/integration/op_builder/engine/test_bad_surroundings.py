@@ -152,6 +152,20 @@ def test_the_report_of_a_user_without_a_home_directory_is_complete() -> None:
 
 
 @needs_gxx
+def test_a_compiler_that_fails_makes_the_op_incompatible_until_it_works(small: SmallBuilder, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    fails = "echo \"g++: fatal error: cannot execute 'cc1plus'\" >&2; exit 1"
+    body = f'case "$*" in *.cpp*) [ ! -e {tmp_path}/broken ] || {{ {fails}; }};; esac\nexec g++ "$@"'
+    with env.scope(CXX=str(program(tmp_path / "bin" / "g++", body))):
+        assert small.is_compatible() is False
+        assert "cannot execute 'cc1plus'" in str(small.error_log)
+        with pytest.raises(IncompatibleOpError, match="cannot compile a small program"):
+            small.load()
+        (tmp_path / "broken").unlink()
+        assert added(small.load()) == 1.0, "a failure is not remembered"
+
+
+@needs_gxx
 def test_a_missing_nm_makes_the_op_incompatible_unless_pyelftools_is_installed(
     small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,13 @@ from tests.support.compilers import program
 from tests.support.foreign_package import python
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, added
 
-# A load, whose module needs torch, so that a child that imports torch tries it; then the console script's commands.
+# The console script's commands, in a process that has imported and probed nothing yet; then a load, whose module needs
+# torch, so that a child that imports torch tries it.
 CODE = """
-from op_builder import load_inline
 from op_builder.__main__ import main
+for command in ("report", "build own:OwnBuilder", "cache verify", "launch --num_accelerators 1 --no_python true"):
+    assert main(command.split()) == 0, command
+from op_builder import load_inline
 text = '''
 #include <Python.h>
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, nullptr};
@@ -24,8 +27,6 @@ PyMODINIT_FUNC PyInit_m() {
 }
 '''
 print(load_inline("m", text).__name__)
-for command in ("report", "build own:OwnBuilder", "cache verify", "launch --num_accelerators 1 --no_python true"):
-    assert main(command.split()) == 0, command
 """
 STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
 INSTALLED = ("torch", "op_builder", "numpy", "sympy", "typing_extensions", "psutil", "ninja", "packaging", "setuptools")

@@ -92,6 +92,7 @@ TORCH_127 = '["-DTORCH_TARGET_VERSION=0x7f03000000000000"]'
         ({"accel_ops": "0.0.7"}, {"c++ flags": TORCH_127}, "it needs torch >=127.3, this is"),
         ({"kind": []}, {}, "its manifest cannot be read"),
         ({}, {"c++ flags": "{"}, "its manifest cannot be read"),
+        ({}, {"c++ flags": "[1]"}, "its manifest cannot be read"),
         ({"sha256": "0" * 64}, {}, "its binary does not match its manifest"),
         ({"needs": {"GLIBC": "9.1"}}, {}, "it needs glibc 9.1, this is"),
         ({}, {"source 0 small.cpp": "0" * 64}, "it was built from another recipe (source 0 small.cpp)"),

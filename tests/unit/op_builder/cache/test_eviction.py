@@ -124,16 +124,18 @@ def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Ca
     assert "3 entries kept: open in a process" in output(capsys, filled, "prune", "--max-size", "1K")
 
 
+@pytest.mark.parametrize("name", ["small.so", "header.gch"])
 def test_what_a_process_has_mapped_stays_though_the_cache_is_named_through_a_link(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "home").symlink_to(tmp_path / "disk")
     cache = Cache(tmp_path / "home" / "cache")
     entry = publish(cache)
+    (entry.directory / name).write_bytes(entry.artifact.read_bytes())
     set_used(entry, 99)
-    (tmp_path / "small.so").symlink_to(entry.artifact)
-    with (tmp_path / "small.so").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+    (tmp_path / name).symlink_to(entry.directory / name)
+    with (tmp_path / name).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         assert command(capsys, cache, "prune", "--older-than", "1d")["removed"] == []
         cleared = command(capsys, cache, "clear")
         assert (cleared["removed"], cleared["in_use"]) == ([], [str(entry.directory)])

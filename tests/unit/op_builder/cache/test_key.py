@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from op_builder.cache.depfiles import parse_depfile, parse_linked
-from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, plan_key, saved_since
+from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, cpu_digest, plan_key, saved_since
 from op_builder.cache.store import Cache
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system import torch_install
@@ -63,6 +63,18 @@ def test_the_cpu_counts_under_march_native_alone(small: SmallBuilder, monkeypatc
         with monkeypatch.context() as another:
             another.setattr("op_builder.cache.key.cpu_digest", lambda: "of another")
             assert (key_of(small).digest != before) is counts
+
+
+def test_another_cpu_has_another_digest_whatever_its_speed_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(model: str, flags: str, speed: int) -> str:
+        text = f"processor : 0\nmodel name : {model}\ncpu MHz : {speed}\nflags : {flags}\n\nprocessor : 1\n"
+        monkeypatch.setattr(Path, "read_text", lambda _: text)
+        return cpu_digest.__wrapped__()
+
+    cpus = [("One", "fpu sse"), ("One", "fpu sse avx99"), ("Other", "fpu sse")]
+    digests = {digest(*cpu, 1000) for cpu in cpus}
+    assert len(digests) == len(cpus)
+    assert digest(*cpus[0], 2000) in digests
 
 
 # Headers ------------------------------------------------------------------------------------
