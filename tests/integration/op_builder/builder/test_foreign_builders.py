@@ -6,7 +6,6 @@ base class, an ``is_compatible()`` that probes and warns. Only the import line w
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -186,58 +185,36 @@ def vendor(tmp_path: Path) -> Iterator[ModuleType]:
         yield load_module("vendor_ops.builders.foreign")
 
 
-def kind(builder: OpBuilder) -> str:
-    (entry,) = builder.cache.entries(builder.name)
-    return entry.manifest.kind
-
-
-def loads_again_without_compiler(builder_class: Any, tmp_path: Path, code: str) -> None:
-    """A new process with no compiler on PATH gets the op from the cache."""
-    program = textwrap.dedent(f"""
-        import torch
-        from {builder_class.__module__} import {builder_class.__name__} as Builder
-        builder = Builder()
-        op = builder.load()
-        {code}
-    """)
-    done = run_python(program, tmp_path, PATH=str(tmp_path), ACCEL_JIT="0")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_plain_cpython_module_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.PlainBuilder()
-    op = builder.load()
-    assert op.add(1.5) == 2.5
-    assert op.__name__ == "plain_op"
-    assert kind(builder) == "python"
-    assert vendor.PlainBuilder().load() is op
-    loads_again_without_compiler(vendor.PlainBuilder, tmp_path, "assert op.add(2.0) == 3.0")
-
-
-@pytest.mark.slow
-def test_a_torch_library_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.LibraryBuilder()
-    op = builder.load()
-    assert op.add(torch.zeros(2)).tolist() == [1.0, 1.0]
-    assert kind(builder) == "torch_library"
-    (entry,) = builder.cache.entries()
-    assert entry.manifest.namespaces == ("acme_library",)
-    assert vendor.LibraryBuilder().load() is op
-    loads_again_without_compiler(vendor.LibraryBuilder, tmp_path, "assert op.add(torch.ones(1)).item() == 2")
-
-
-@pytest.mark.slow
-def test_a_pybind11_module_with_torchs_whole_header_loads(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.ScaleBuilder()
+@pytest.mark.parametrize(
+    ("class_name", "kind", "check"),
+    [
+        ("PlainBuilder", "python", "assert op.add(1.5) == 2.5 and op.__name__ == 'plain_op'"),
+        pytest.param(
+            *("LibraryBuilder", "torch_library", "assert op.add(torch.zeros(2)).tolist() == [1.0, 1.0]"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("ScaleBuilder", "python"),
+            "assert op.scale(torch.ones(1), by=3.0).item() == 6 and op.threads() >= 1 and op.Meter().call() == 1",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_each_binding_style_loads_and_the_second_load_hits(
+    vendor: Any, tmp_path: Path, class_name: str, kind: str, check: str
+) -> None:
+    builder = getattr(vendor, class_name)()
     assert builder.is_compatible(verbose=True), builder.error_log
     op = builder.load(verbose=False)
-    assert op.scale(torch.ones(2), by=3.0).tolist() == [6.0, 6.0]
-    assert op.threads() >= 1
-    assert op.Meter().call() == 1
-    assert op.__name__ == "scale_op"
-    assert kind(builder) == "python"
-    assert vendor.ScaleBuilder().load() is op
-    loads_again_without_compiler(vendor.ScaleBuilder, tmp_path, "assert op.scale(torch.ones(1)).item() == 2")
+    exec(check, {"op": op, "torch": torch})
+    (entry,) = builder.cache.entries(builder.name)
+    assert entry.manifest.kind == kind
+    assert entry.manifest.namespaces == (("acme_library",) if kind == "torch_library" else ())
+    assert type(builder)().load() is op
+    # A new process without a compiler gets it from the cache.
+    code = f"import torch\nfrom vendor_ops.builders.foreign import {class_name}\nop = {class_name}().load()\n{check}"
+    done = run_python(code, tmp_path, PATH=str(tmp_path), ACCEL_JIT="0")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -283,15 +260,11 @@ def test_the_base_class_has_the_helpers_of_existing_builders(vendor: Any) -> Non
     assert builder.sycl_extension() is None
 
 
-@pytest.mark.parametrize("function", ["pthread_create", "printf"])
-def test_a_function_that_links_is_found(vendor: Any, function: str) -> None:
-    assert vendor.PlainBuilder().has_function(function, ("m", "pthread"))
-
-
 @needs_gxx
-def test_a_function_is_found_in_a_directory_that_is_named(vendor: Any, tmp_path: Path) -> None:
+def test_a_function_that_links_is_found_also_in_a_named_directory(vendor: Any, tmp_path: Path) -> None:
     shared_library(tmp_path / "libacme.so", 'extern "C" int acme_submit() { return 0; }\n')
     builder = vendor.PlainBuilder()
+    assert builder.has_function("printf", ("m", "pthread"))
     assert not builder.has_function("acme_submit", ("acme",))
     assert builder.has_function("acme_submit", ("acme",), library_dirs=(str(tmp_path),))
     assert not builder.has_function("acme_cancel", ["acme"], [str(tmp_path)])

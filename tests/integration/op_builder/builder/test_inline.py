@@ -1,5 +1,3 @@
-"""``load_inline``."""
-
 from __future__ import annotations
 
 import importlib

@@ -11,7 +11,7 @@ from op_builder import env
 from op_builder.cache.key import plan_key
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import IncompatibleOpError, ToolchainError
-from op_builder.system.outcomes import Failed, Passed, failures
+from op_builder.system.outcomes import Failed, failures
 from op_builder.system.records import Memo
 from op_builder.toolchains import oneccl
 from tests.support.compilers import needs_gxx
@@ -128,17 +128,3 @@ def test_the_key_counts_the_version_and_names_no_place(nowhere: Path, tmp_path: 
         config.write_text(CONFIG.replace("2026", "2027"))
         os.utime(config, ns=(1, 1))
         assert key() != first
-
-
-real = oneccl.find_oneccl()
-
-
-@pytest.mark.skipif(
-    real is None or not real.version,
-    reason="needs oneCCL: the extra ccl, or CCL_ROOT",
-)
-def test_the_checks_of_a_real_one_hold_and_are_remembered(tmp_path: Path) -> None:
-    memo = Memo(tmp_path / "memo")
-    for check in (oneccl.build_check, oneccl.load_check):
-        assert isinstance(check(memo), Passed)
-    assert len(list((tmp_path / "memo").iterdir())) >= 2

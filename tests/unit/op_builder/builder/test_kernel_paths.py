@@ -1,5 +1,3 @@
-"""Hooks for kernels in the package whose Python code names them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
+from op_builder.builder import sycl_kernel_include, sycl_kernel_path
 from op_builder.errors import SourceNotFoundError
 from tests.support.foreign_package import importable, load_module, run_python, write_package
 
@@ -60,12 +58,6 @@ def test_paths_are_relative_to_the_module_that_calls(
     assert acme.several(["../shared/other.cpp", other]) == [other, other]
 
 
-def test_the_functions_bear_the_prefix() -> None:
-    path, include = kernel_path_hooks("xyz")
-    assert (path.__name__, include.__name__) == ("xyz_kernel_path", "xyz_kernel_include")
-    assert (sycl_kernel_path.__name__, sycl_kernel_include.__name__) == ("sycl_kernel_path", "sycl_kernel_include")
-
-
 @pytest.mark.parametrize(
     ("hook", "path", "found"),
     [
@@ -80,7 +72,7 @@ def test_a_missing_file_is_an_error_with_its_path(hook: object, path: str, found
     with pytest.raises(SourceNotFoundError, match=found) as caught:
         hook(path)  # type: ignore[operator]
     message = str(caught.value)
-    assert f"_kernel_{'path' if hook is sycl_kernel_path else 'include'}({path!r})" in message
+    assert f"sycl_kernel_{'path' if hook is sycl_kernel_path else 'include'}({path!r})" in message
     assert str((Path(__file__).parent / path).resolve()) in message
     assert "package data" in message
 

@@ -1,5 +1,3 @@
-"""The C++ standard of an op."""
-
 from __future__ import annotations
 
 import logging

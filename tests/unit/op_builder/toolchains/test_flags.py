@@ -1,5 +1,3 @@
-"""Compiler flags of one word and of two."""
-
 from __future__ import annotations
 
 from pathlib import Path
