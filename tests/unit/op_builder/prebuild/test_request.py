@@ -1,5 +1,3 @@
-"""What the environment requests of a prebuild."""
-
 from __future__ import annotations
 
 import os
