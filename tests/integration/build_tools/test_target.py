@@ -1,5 +1,3 @@
-"""The Python and the torch that ops are built against."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -35,6 +33,12 @@ def bare_venv(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
+def require_target() -> Target:
+    found = find_target()
+    assert found is not None
+    return found
+
+
 def purelib(environment: Path) -> Path:
     return Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
 
@@ -45,8 +49,7 @@ def test_a_virtual_environment_is_named_by_its_python_or_its_directory(
 ) -> None:
     made_up_torch(purelib(bare_venv))
     monkeypatch.setenv("ACCEL_BUILD_TORCH", str(bare_venv / place))
-    found = find_target()
-    assert found is not None
+    found = require_target()
     assert Path(found.python) == bare_venv / "bin" / "python"
     assert Path(found.torch_dir) == purelib(bare_venv) / "torch"
     assert found.torch_version == "2.99.0"
@@ -57,8 +60,7 @@ def test_installed_packages_are_named_by_their_directory(tmp_path: Path, monkeyp
     made_up_torch(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCEL_BUILD_TORCH", "site")
-    found = find_target()
-    assert found is not None
+    found = require_target()
     assert found.python == sys.executable
     assert Path(found.torch_dir) == tmp_path / "site" / "torch"
     program = f"{PATH_PROGRAM}\nimport importlib.util as u; print(u.find_spec('torch').origin)"
@@ -67,8 +69,7 @@ def test_installed_packages_are_named_by_their_directory(tmp_path: Path, monkeyp
 
 
 def test_the_torch_of_this_environment_is_taken_where_none_is_named() -> None:
-    found = find_target()
-    assert found is not None
+    found = require_target()
     assert found.python == sys.executable
     assert Path(found.torch_dir) == Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
     assert found.reason == f"the build environment, {sys.prefix}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,8 @@ from tests.support.launching import free_port
 pytestmark = pytest.mark.slow
 
 SUPPORT = ROOT / "tests" / "support"
-DEVICES = [("cpu", ()), ("cuda", ()), ("xpu", ("xpu",))]
 # 1 also runs DeepSpeed's own op for NVMe, which compiles for minutes, and more places of memory.
 IS_BROAD = os.environ.get("ACCEL_TEST_DEEPSPEED") == "1"
-NAMES_WITHOUT_DEVICE = ["xpu", "npu", "unknown"]
 # Relative, of a loss after at most 25 steps of Adam. Both sides compute in float32 in another order; a parameter of
 # bfloat16 that is rounded the other way moves a loss by more.
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -56,94 +53,21 @@ def run(python: Path, program: str, *arguments: str, **variables: str | None) ->
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("name", "pretended"), DEVICES)
+@pytest.mark.parametrize(
+    ("name", "pretended", "works"),
+    [
+        *[("cpu", (), True), ("cuda", (), True), ("xpu", ("xpu",), True)],
+        *[("xpu", (), False), ("npu", (), False), ("unknown", (), False)],
+    ],
+)
 def test_deepspeed_behaves_as_without_accel_ops(
-    python: Path, installed: str, name: str, pretended: tuple[str, ...]
+    python: Path, installed: str, name: str, pretended: tuple[str, ...], works: bool
 ) -> None:
+    """Without the device, DeepSpeed's own error comes out of its import."""
     variables = {"DS_ACCELERATOR": name, "ACCEL_ACCELERATOR": None}
     alone = run(python, "deepspeed_facts.py", *pretended, **variables)
-    beside = run(python, "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables)
-    assert alone["compatible"]
-    assert beside == alone
-
-
-@pytest.mark.parametrize("name", NAMES_WITHOUT_DEVICE)
-def test_an_accelerator_that_is_missing_fails_with_deepspeeds_own_error(
-    python: Path, installed: str, name: str
-) -> None:
-    variables = {"DS_ACCELERATOR": name, "ACCEL_ACCELERATOR": None}
-    alone = run(python, "deepspeed_facts.py", **variables)
-    assert "import" in alone
-    assert run(python, "deepspeed_facts.py", PYTHONPATH=installed, **variables) == alone
-
-
-LISTS = """
-import json
-import op_builder.integrations.deepspeed
-from deepspeed.accelerator import get_accelerator
-from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST as accelerators
-from deepspeed.ops import op_builder as theirs
-from op_builder.errors import AccelError
-
-def facts(name):
-    builder = get_accelerator().create_op_builder(name)
-    assert type(builder) is getattr(theirs, name), name
-    facts = [type(builder).__module__.partition(".")[0], builder.is_compatible()]
-    try:
-        facts[1] or builder.load()
-    except AccelError as error:
-        assert error.message and error.remedy, name
-    return facts
-
-no_ops = ("FlashAttentionBuilder", "NotImplementedBuilder", "OpBuilder")
-names = [name for name in dir(theirs) if name.endswith("Builder") and name not in no_ops]
-print(json.dumps([accelerators, {name: facts(name) for name in names}]))
-"""
-
-
-def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None:
-    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
-    accelerators, builders = run(python, "", "-c", LISTS, **variables)
-    page = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", page, re.MULTILINE))
-    others = {"FlashAttentionBuilder", "NotImplementedBuilder", "PackbitsBuilder", "SparseAttnBuilder"}  # not for CUDA
-    assert set(rows) == {*builders, *others}
-    for name, (package, is_compatible) in builders.items():
-        assert package == ("deepspeed_on_accel_ops" if rows[name].startswith("engine: ") else "op_builder"), name
-        assert is_compatible is (package == "op_builder") or name == "CCLCommBuilder", name
-    table = page[page.index("| accelerator |") :].partition("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
-
-
-NAMES = """
-import json, sys
-import deepspeed.compile.util, deepspeed.ops.op_builder.all_ops
-from deepspeed.accelerator import get_accelerator
-
-def names():
-    found = {"accelerator": get_accelerator(), "compatible": dict(deepspeed.ops.__compatible_ops__)}
-    for module in [name for name in sys.modules if name.startswith("deepspeed.")]:
-        of_module = vars(sys.modules[module]).items()
-        found.update(((module, name), value) for name, value in of_module if name.endswith("Builder"))
-    return found
-
-before = names()
-import op_builder.integrations.deepspeed as integration
-during = names()
-import deepspeed.ops.pin_memory as imported_while_on
-late = imported_while_on.PinMemoryBuilder.__module__
-integration.off()
-after = names()
-integration.on()
-again = names()
-print(json.dumps([late, before == {key: after[key] for key in before}, before == during,
-                  during == {key: again[key] for key in during}]))
-"""
-
-
-def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str) -> None:
-    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
-    assert run(python, "", "-c", NAMES, **variables) == ["op_builder.cpu", True, False, True]
+    assert ("compatible" in alone, "import" in alone) == (works, not works)
+    assert run(python, "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables) == alone
 
 
 REPORTS = """
@@ -257,10 +181,10 @@ def to_universal(python: Path, checkpoint: Path) -> str:
 
 def loads_of(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs that go on from the checkpoints of ``runs``, the last one from a universal checkpoint."""
-    kinds = [(run, (run["stage"], run["dtype"], run.get("optimizer"))) for run in runs]
-    saved = [run for run, kind in kinds if kind in LOADED and "save" in run and "zenflow" not in run]
+    saved = [run for run in runs if "save" in run and "zenflow" not in run]
+    saved = [run for run in saved if (run["stage"], run["dtype"], run.get("optimizer")) in LOADED]
     made = [{**run, "load": run["save"]} for run in saved]
-    last = next(run for run in saved if (run["stage"], run["dtype"], run.get("optimizer")) == (1, "bf16", "cpu"))
+    (last,) = (run for run in saved if run["dtype"] == "bf16")
     made.append({**last, "load": to_universal(python, Path(last["save"])), "universal": True})
     return [{key: value for key, value in run.items() if key != "save"} for run in made]
 
@@ -332,25 +256,3 @@ def test_trainer_and_accelerate_train_as_with_deepspeeds_own_ops(python: Path, i
     for name, losses in ours["losses"].items():
         assert losses == pytest.approx(own["losses"][name], rel=BOUNDS["fp32"]), name
         assert losses[-1] < losses[0]
-
-
-INSTALLED = """
-import json, sys
-from types import ModuleType
-from deepspeed.git_version_info import installed_ops
-from deepspeed.ops import op_builder as theirs
-
-installed_ops["cpu_adam"] = True
-binary = sys.modules["deepspeed.ops.adam.cpu_adam_op"] = ModuleType("cpu_adam_op")
-loaded = [theirs.CPUAdamBuilder().load()]
-import op_builder.integrations.deepspeed as integration
-loaded.append(theirs.CPUAdamBuilder().load())
-integration.off()
-loaded.append(theirs.CPUAdamBuilder().load())
-print(json.dumps([each is binary for each in loaded]))
-"""
-
-
-def test_ops_that_ds_build_ops_installed_are_replaced(python: Path, installed: str) -> None:
-    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
-    assert run(python, "", "-c", INSTALLED, **variables) == [True, False, True]

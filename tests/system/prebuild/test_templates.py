@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.support.environments import (
     Environment,
     binaries_in,
     files_in,
-    link_with_requirements,
     run,
     shared,
     the_wheel,
@@ -89,21 +87,7 @@ def test_build_makes_an_sdist_and_from_it_a_wheel_with_the_backend_by_its_path(
     assert [op["op"] for op in index["ops"]] == [OP]
 
 
-def test_uv_does_not_take_a_cached_wheel_of_another_request(
-    with_accel_ops: Environment, my_ops: Path, tmp_path: Path, uv: Callable[..., str]
-) -> None:
-    requirements = tmp_path / "requirements.txt"
-    requirements.write_text(f"my-ops @ {my_ops.as_uri()}\n")
-    for number, (request, built) in enumerate([("0", []), ("1", [OP])]):
-        target = tmp_path / f"target{number}"
-        arguments = ("--no-deps", "--python", with_accel_ops.python, "--target", target, "-r", requirements)
-        variables = {"ACCEL_BUILD_TORCH": str(with_accel_ops.python), "ACCEL_BUILD_OPS": request}
-        uv("pip", "install", *arguments, cwd=tmp_path, **variables)
-        assert [path.stem for path in target.rglob("*.so")] == built
-
-
 def test_a_new_package_installs_and_passes_its_tests_at_once(own: Environment, tmp_path: Path) -> None:
-    link_with_requirements(["pytest"], own)
     own.run("-m", "op_builder", "new", "fast_norm", "--directory", tmp_path / "fast_norm")
     own.pip("install", "--no-deps", "--no-build-isolation", tmp_path / "fast_norm")
     assert " passed" in own.run("-m", "pytest", "-q", tmp_path / "fast_norm" / "tests")
