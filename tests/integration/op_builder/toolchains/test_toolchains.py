@@ -12,13 +12,17 @@ import psutil
 import pytest
 
 from op_builder import env
+from op_builder.builder.recipe import make_plan
 from op_builder.errors import MissingCUDAException, ToolchainError
+from op_builder.system.outcomes import Passed
 from op_builder.system.process import run
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.checks import cxx_check
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.toolset import find_cxx
 from tests.support.compilers import needs_gxx, program
+from tests.support.small_ops import SmallBuilder
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
@@ -49,6 +53,11 @@ def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo)
     assert compiler.command[0] == str(launcher)
     assert compiler.command[1] == "g++"
     assert compiler.path == os.path.realpath(str(shutil.which("g++")))
+
+
+def test_flags_of_two_words_stay_whole(small: SmallBuilder) -> None:
+    small.flags = ["-isystem", "/usr/include", "-D", "VALUE=5", "-x", "c++", "-UVALUE", "-O2"]
+    assert isinstance(cxx_check(make_plan(small), small.cache.memo), Passed)
 
 
 @needs_nvcc

@@ -7,16 +7,20 @@ import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import op_builder
-from op_builder import builder, env
+from accelerator import get_accelerator, set_accelerator
+from accelerator.cpu_accelerator import CPU_Accelerator
+from op_builder import all_ops, builder, env
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.registry import OUR_PACKAGES, all_builders, find_builder
 from op_builder.catalog.table import OPS, OTHERS_OPS
 from op_builder.errors import IncompatibleOpError, UnknownOpError
+from op_builder.ops import CPUAdam
 from tests.support.foreign_package import importable, run_python, write_package
 
 BUILDERS_BY_OP = {op.name: op.builder for op in OPS}
@@ -153,3 +157,29 @@ def test_only_the_builders_of_a_broken_module_are_missing(vendor: str, tmp_path:
     lion = find_builder("CPULionBuilder", vendor)()
     with pytest.raises(IncompatibleOpError, match="acme_driver_that_nobody_has"):
         lion.load()
+
+
+class TheirAccelerator(CPU_Accelerator):
+    def op_builder_dir(self) -> str:
+        return "deepspeed.ops.op_builder.cpu"
+
+    def get_op_builder(self, class_name: str) -> Any:
+        raise AssertionError(f"DeepSpeed is asked for {class_name}")
+
+
+@pytest.fixture
+def theirs() -> Iterator[None]:
+    before = get_accelerator()
+    set_accelerator(TheirAccelerator())
+    yield
+    set_accelerator(before)
+
+
+@pytest.mark.usefixtures("theirs")
+def test_this_librarys_ops_work_where_the_accelerator_is_deepspeeds() -> None:
+    assert op_builder.CPUAdamBuilder.NAME == "cpu_adam"
+    assert all_ops.ALL_OPS["cpu_adam"].NAME == "cpu_adam"
+    param = torch.ones(3, requires_grad=True)
+    param.grad = torch.ones(3)
+    CPUAdam([param], lr=0.5).step()
+    torch.testing.assert_close(param.detach(), torch.full((3,), 0.5))

@@ -48,24 +48,6 @@ def test_a_switch_that_is_neither_0_nor_1_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("everything", "switches", "wanted", "required"),
-    [
-        (False, {}, False, False),
-        (True, {}, True, False),
-        (False, {"ACCEL_BUILD_CPU_ADAM": True}, True, True),
-        (True, {"ACCEL_BUILD_CPU_ADAM": False}, False, False),
-        (True, {"ACCEL_BUILD_CPU_LION": False}, True, False),
-    ],
-)
-def test_an_ops_own_variable_goes_before_the_general_one(
-    everything: bool, switches: dict[str, bool], wanted: bool, required: bool
-) -> None:
-    request = BuildRequest(everything, switches)
-    assert request.wants(CPUAdamBuilder()) == wanted
-    assert request.requires(CPUAdamBuilder()) == required
-
-
-@pytest.mark.parametrize(
     ("named", "variable"),
     [("ACCEL_BUILD_OTHER", "ACCEL_BUILD_OTHER"), ("", "ACCEL_BUILD_MINE"), ("DS_BUILD_MINE", "ACCEL_BUILD_MINE")],
 )
