@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import _peers
-from tests.support.environments import ROOT, environment_of
+from tests.support import environments
+from tests.support.environments import ROOT
 from tests.support.launching import free_port
 
 pytestmark = pytest.mark.slow
@@ -43,14 +43,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(site)
 
 
-def run(python: Path, program: str, *arguments: str, **variables: str | None) -> Any:
-    """What a program in tests/support prints, or one among the arguments."""
-    command = [python, "-W", "ignore", *([SUPPORT / program] if program else []), *arguments]
-    done = subprocess.run(
-        command, env=environment_of(**variables), capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def printed(python: Path, *command: str | Path, **variables: str | None) -> dict[str, Any]:
+    """The JSON object that a program prints."""
+    lines = environments.run(python, "-W", "ignore", *command, cwd=Path("/"), **variables).splitlines()
+    return dict(json.loads([line for line in lines if line.startswith("{")][-1]))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +61,9 @@ def test_deepspeed_behaves_as_without_accel_ops(
 ) -> None:
     """Without the device, DeepSpeed's own error comes out of its import."""
     variables = {"DS_ACCELERATOR": name, "ACCEL_ACCELERATOR": None}
-    alone = run(python, "deepspeed_facts.py", *pretended, **variables)
+    alone = printed(python, SUPPORT / "deepspeed_facts.py", *pretended, **variables)
     assert ("compatible" in alone, "import" in alone) == (works, not works)
-    assert run(python, "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables) == alone
+    assert printed(python, SUPPORT / "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables) == alone
 
 
 REPORTS = """
@@ -85,13 +81,13 @@ def printed(call):
 theirs = re.sub(r"\\x1b\\[\\d+m", "", printed(lambda: env_report.main(False, False)))
 rows = re.findall(r"^(\\w+) \\.+ \\[\\w+\\] \\.+ \\[(\\w+)\\]", theirs, re.MULTILINE)
 ours = {op["name"]: op["compatible"] for op in json.loads(printed(lambda: main(["--json"])))["ops"]}
-print(json.dumps([{name: word == "OKAY" for name, word in rows}, ours]))
+print(json.dumps({"theirs": {name: word == "OKAY" for name, word in rows}, "ours": ours}))
 """
 
 
 def test_the_reports_of_both_sides_agree(python: Path, installed: str) -> None:
     variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cpu", "PYTHONPATH": installed}
-    theirs, ours = run(python, "", "-c", REPORTS, **variables)
+    theirs, ours = printed(python, "-c", REPORTS, **variables).values()
     common = theirs.keys() & ours.keys()
     assert {"cpu_adam", "async_io", "fused_adam"} <= common
     assert {name: theirs[name] for name in common} == {name: ours[name] for name in common}
@@ -99,40 +95,24 @@ def test_the_reports_of_both_sides_agree(python: Path, installed: str) -> None:
 
 def train(python: Path, how: str, ranks: int, runs: list[dict[str, Any]], site: str | None = None) -> list[Any]:
     """What each rank of tests/support/deepspeed_training.py prints."""
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [python, "-W", "ignore", SUPPORT / "deepspeed_training.py", how, json.dumps(runs)],
-            env=environment_of(
-                PYTHONPATH=site,
-                ACCEL_ACCELERATOR=None,
-                DS_ACCELERATOR="cpu",
-                ACCEL_DEEPSPEED="1" if how == "variable" else None,
-                TORCH_EXTENSIONS_DIR=str(_peers.peer_directory(_peers.DEEPSPEED[0]) / "ops"),
-                OMP_NUM_THREADS="1",
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(ranks),
-                LOCAL_SIZE=str(ranks),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        with ThreadPoolExecutor() as pool:  # a rank that fails must not wait for the other
-            outputs = list(pool.map(lambda process: process.communicate(timeout=1800), processes))
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-4000:]
-    lines = [[line for line in output.splitlines() if line.startswith("{")] for output, _ in outputs]
-    return [json.loads(found[-1]) for found in lines]
+    variables = {
+        "PYTHONPATH": site,
+        "ACCEL_ACCELERATOR": None,
+        "DS_ACCELERATOR": "cpu",
+        "ACCEL_DEEPSPEED": "1" if how == "variable" else None,
+        "TORCH_EXTENSIONS_DIR": str(_peers.peer_directory(_peers.DEEPSPEED[0]) / "ops"),
+        "OMP_NUM_THREADS": "1",
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_SIZE"), str(ranks)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+
+    def rank_prints(rank: str) -> dict[str, Any]:
+        command = (SUPPORT / "deepspeed_training.py", how, json.dumps(runs))
+        return printed(python, *command, RANK=rank, LOCAL_RANK=rank, **variables)
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(rank_prints, map(str, range(ranks))))
 
 
 def matrix() -> list[dict[str, Any]]:
@@ -166,16 +146,9 @@ def to_universal(python: Path, checkpoint: Path) -> str:
     """Convert a checkpoint; the result's directory."""
     made = checkpoint.with_name(f"{checkpoint.name}-universal")
     tag = (checkpoint / "latest").read_text()
-    command = [python, "-W", "ignore", "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-    done = subprocess.run(
-        [*command, "--input_folder", checkpoint / tag, "--output_folder", made / tag],
-        env=environment_of(DS_ACCELERATOR="cpu", ACCEL_ACCELERATOR=None),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    places = ("--input_folder", checkpoint / tag, "--output_folder", made / tag)
+    command = ("-W", "ignore", "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state", *places)
+    environments.run(python, *command, cwd=Path("/"), DS_ACCELERATOR="cpu", ACCEL_ACCELERATOR=None)
     return str(made)
 
 
@@ -248,9 +221,9 @@ def test_trainer_and_accelerate_train_as_with_deepspeeds_own_ops(python: Path, i
     one_rank |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     one_rank |= {"TORCH_EXTENSIONS_DIR": str(_peers.peer_directory(_peers.DEEPSPEED[0]) / "ops")}
     variables: dict[str, str | None] = {**one_rank, "ACCEL_ACCELERATOR": None}
-    program = "deepspeed_frameworks.py"
-    own = run(python, program, str(tmp_path / "own"), **variables)
-    ours = run(python, program, str(tmp_path / "ours"), ACCEL_DEEPSPEED="1", PYTHONPATH=installed, **variables)
+    program = SUPPORT / "deepspeed_frameworks.py"
+    own = printed(python, program, str(tmp_path / "own"), **variables)
+    ours = printed(python, program, str(tmp_path / "ours"), ACCEL_DEEPSPEED="1", PYTHONPATH=installed, **variables)
     assert (own["accelerator"], own["adam"].partition(".")[0]) == ("deepspeed.accelerator.cpu_accelerator", "deepspeed")
     assert (ours["accelerator"], ours["adam"]) == ("accelerator.cpu_accelerator", "op_builder.cpu")
     for name, losses in ours["losses"].items():

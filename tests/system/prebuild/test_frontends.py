@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,14 +64,16 @@ VALUES = "CPUAdam 0.5\nCPUSGD 0.5\n"
 
 
 def test_uv_installs_ops_built_against_the_torch_that_is_named(
-    tree: Path, tmp_path: Path, environment: Environment, uv: Callable[..., str]
+    tree: Path, tmp_path: Path, environment: Environment
 ) -> None:
+    pytest.importorskip("uv")
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(f"accel-ops @ {tree.as_uri()}\n")
 
     def install(**switches: str) -> set[str]:
-        arguments = ("--no-deps", "--python", environment.python, "-r", requirements)
-        uv("pip", "install", *arguments, cwd=tmp_path, ACCEL_BUILD_TORCH=str(environment.python), **switches)
+        command = ("-m", "uv", "pip", "install", "--no-deps", "--python", environment.python, "-r", requirements)
+        variables = {"UV_CACHE_DIR": str(tmp_path / "uv"), "ACCEL_BUILD_TORCH": str(environment.python)}
+        run(sys.executable, *command, cwd=tmp_path, **variables, **switches)
         return {path.stem for path in environment.ops.rglob("*.so")}
 
     # uv caches the wheels of requirements, and must not take that of another request.

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,16 +37,6 @@ def copy_template(name: str, directory: Path, backend: str) -> Path:
     assert text.count(PLACEHOLDER) == 1
     settings.write_text(text.replace(PLACEHOLDER, backend))
     return project
-
-
-@pytest.fixture
-def my_ops(tmp_path: Path, backend_wheel: Path) -> Path:
-    return copy_template("my_ops", tmp_path, backend_wheel.as_uri())
-
-
-@pytest.fixture
-def acme(tmp_path: Path, backend_wheel: Path) -> Path:
-    return copy_template("acme_accel", tmp_path, backend_wheel.as_uri())
 
 
 @pytest.fixture(scope="session")
@@ -118,8 +107,9 @@ def state(environment: Environment, op: str, **variables: str | None) -> tuple[b
 
 
 def test_my_ops_is_compiled_when_used_or_prebuilt_and_then_needs_no_compiler(
-    own: Environment, my_ops: Path, tmp_path: Path
+    own: Environment, backend_wheel: Path, tmp_path: Path
 ) -> None:
+    my_ops = copy_template("my_ops", tmp_path, backend_wheel.as_uri())
     without = {**own.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
     log = own.pip("install", "-v", "--no-deps", my_ops, **without)
     assert "op_builder:" not in log
@@ -150,8 +140,9 @@ print("used", op)
 
 @pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
 def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
-    own: Environment, my_ops: Path, tmp_path: Path
+    own: Environment, backend_wheel: Path, tmp_path: Path
 ) -> None:
+    my_ops = copy_template("my_ops", tmp_path, backend_wheel.as_uri())
     runtime = find_runtime()
     assert runtime is not None
     for path in (*filter(Path.is_file, runtime.library_dir.iterdir()), *filter(Path.is_dir, runtime.header_dirs)):
@@ -180,14 +171,10 @@ print("used", op.native)
 """
 
 
-def chosen(environment: Environment, **variables: str | None) -> dict[str, Any]:
-    output = environment.run("-m", "accelerator.report", "--json", **variables)
-    return dict(json.JSONDecoder().raw_decode(output)[0])
-
-
 def test_acme_is_detected_named_and_its_op_compiled_when_used_or_prebuilt(
-    own: Environment, acme: Path, tmp_path: Path
+    own: Environment, backend_wheel: Path, tmp_path: Path
 ) -> None:
+    acme = copy_template("acme_accel", tmp_path, backend_wheel.as_uri())
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "acme0").touch()
     without = own.without_compilers(tmp_path / "none")
@@ -197,7 +184,7 @@ def test_acme_is_detected_named_and_its_op_compiled_when_used_or_prebuilt(
     cached = {**card, "ACCEL_CACHE_DIR": str(tmp_path / "cache")}  # other tests compile the op into that of this run
 
     # Detected: the card is there, and its priority is above the CPU's.
-    report = chosen(own, **card)
+    report = json.JSONDecoder().raw_decode(own.run("-m", "accelerator.report", "--json", **card))[0]
     assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", None)
     assert report["accelerator"]["class"] == "acme_accel.accelerator.AcmeAccelerator"
     assert report["accelerator"]["op_builder_dir"] == "acme_accel.ops"

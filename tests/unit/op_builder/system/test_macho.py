@@ -1,4 +1,4 @@
-"""Reading libraries for macOS. tests/system/op_builder/test_cross_builds.py reads a real one."""
+"""Reading libraries for macOS. tests/system/op_builder/test_ziglang.py reads a real one."""
 
 from __future__ import annotations
 
