@@ -21,27 +21,11 @@ from op_builder.report.__main__ import main as report_main
 from op_builder.report.collect import find_op, op_row
 from op_builder.report.render import print_report
 from tests.support.foreign_package import install, run_python
-from tests.support.small_ops import STABLE_SOURCE
+from tests.support.small_ops import ACME_ADD, STABLE_SOURCE
 
 CPU = "op_builder.cpu"
 
-SCALE = """
-from op_builder import Binding, CPUOpBuilder
-
-class AcmeScaleBuilder(CPUOpBuilder):
-    NAME = "acme_scale"
-    BUILD_VAR = "ACCEL_BUILD_ACME_SCALE"
-    BINDING = Binding.STABLE
-
-    def sources(self):
-        return ["kernels/scale.cpp"]
-
-    def include_paths(self):
-        return ["csrc", "kernels"]
-
-    def cxx_args(self):
-        return ["-O0"]
-"""
+SCALE = ACME_ADD.replace("Add", "Scale").replace("acme_add", "acme_scale").replace("kernels/add", "kernels/scale")
 
 
 def declared(class_name: str, op: object, members: str = "") -> str:
