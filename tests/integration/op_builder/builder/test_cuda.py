@@ -208,6 +208,11 @@ def test_both_answers_of_filter_ccs_count(increment: IncrementBuilder, filter_cc
             increment.compute_capability_args()
 
 
+def test_ops_on_torchs_cxx_api_have_the_operators_of_half(tmp_path: Path, cache: Cache) -> None:
+    flags = type("HalfBuilder", (CUDAOpBuilder, TorchBuilder), {})(tmp_path, cache).nvcc_args()
+    assert "-U__CUDA_NO_HALF_OPERATORS__" in flags
+
+
 @pytest.mark.parametrize(
     ("archs", "known"), [("8.0;9.0", True), ("7.5;8.0", False), ("7.5", False), ("12.0+PTX", True)]
 )
