@@ -11,15 +11,6 @@ def log(output: str, command: str = "/usr/bin/g++ -c a.cpp") -> str:
     )
 
 
-def test_warnings_before_the_error_are_ignored() -> None:
-    found = diagnose(log("a.cpp:1:1: warning: unused error: x\na.cpp:2:2: note: here\na.cpp:9:9: error: real"))
-    assert found.diagnostic == "a.cpp:9:9: error: real"
-
-
-def test_a_full_disk_is_recognised() -> None:
-    assert diagnose(log("/tmp/x.s: Fatal error: can't write: No space left on device")).disk_full
-
-
 def test_source_that_speaks_of_limits_is_not_taken_for_one() -> None:
     quoted = '   12 |   throw Full("No space left on device");  // Out of memory, std::bad_alloc\n'
     found = diagnose(log(f"a.cpp:12:3: warning: unused std::bad_alloc\n{quoted}a.cpp:12:9: error: no Full\n{quoted}"))
@@ -45,6 +36,7 @@ SHORTAGES = [
 @pytest.mark.parametrize("output", SHORTAGES)
 def test_fewer_commands_at_a_time_may_succeed_where_the_machine_lacked_something(output: str) -> None:
     assert diagnose(log(output)).shortage
+    assert diagnose(log(output)).disk_full is ("No space left" in output)
     assert not diagnose(f"{log(output)}FAILED: [code=1] b.o \ng++ -c b.cpp\nb.cpp:1:1: error: real\n").shortage
 
 

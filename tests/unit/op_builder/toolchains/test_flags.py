@@ -10,27 +10,9 @@ from op_builder.errors import AccelError
 from op_builder.toolchains.flags import (
     check_words,
     expand_response_files,
-    grouped_flags,
     named_files,
     without_older_standards,
 )
-
-
-@pytest.mark.parametrize(
-    ("words", "groups"),
-    [
-        (["-D", "X=1", "-O3"], [("-D", "X=1"), ("-O3", "")]),
-        (["-DX=1", "-isystem/opt", "-Ia"], [("-D", "X=1"), ("-isystem", "/opt"), ("-I", "a")]),
-        (["-Xclang", "-DX", "-g"], [("-Xclang", "-DX"), ("-g", "")]),
-        (["--param", "max-inline-insns-auto=1"], [("--param", "max-inline-insns-auto=1")]),
-        (["-O2", "-D"], [("-O2", ""), ("-D", "")]),
-    ],
-    ids=lambda value: " ".join(map(str, value)),
-)
-def test_flags_are_cut_from_their_values(words: list[str], groups: list[tuple[str, str]]) -> None:
-    found = list(grouped_flags(words))
-    assert [(flag, value) for flag, value, _ in found] == groups
-    assert [word for *_, written in found for word in written if word] == words
 
 
 def test_response_files_are_replaced_by_their_words_also_nested(tmp_path: Path) -> None:
@@ -56,13 +38,6 @@ def test_a_file_that_a_flag_names_is_found(tmp_path: Path, form: str) -> None:
     file.touch()
     assert named_files([form.format(file)]) == [str(file)]
     assert named_files(["-D", f"X={file}", f"-DY={file}", f"-I{tmp_path}"]) == []
-
-
-def test_a_file_that_a_nested_response_file_names_is_found(tmp_path: Path) -> None:
-    script, outer = tmp_path / "script", tmp_path / "outer"
-    script.touch()
-    outer.write_text(f"--version-script={script}")
-    assert named_files([f"-Wl,@{outer}"]) == [str(outer), str(script)]
 
 
 @pytest.mark.parametrize("word", ["/a\nb", "-DX=\0"])
