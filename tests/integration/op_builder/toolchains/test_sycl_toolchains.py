@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import choose, gather_facts
 from op_builder.toolchains.sycl_runtime import find_runtime
 from tests.support import stand_in_icpx
-from tests.support.compilers import require_program
+from tests.support.compilers import program, shared_library
 from tests.support.foreign_package import write_package
 from tests.support.sycl_ops import ScaleBuilder, needs_runtime, write_scale
 
@@ -35,17 +35,11 @@ from tests.support.sycl_ops import ScaleBuilder, needs_runtime, write_scale
 def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A torch for XPU as far as its commands go, with the stand-in on PATH; the file that logs its calls."""
     directory = tmp_path / "bin"
-    directory.mkdir()
-    program = directory / "icpx"
-    stand_in = Path(stand_in_icpx.__file__)
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(stand_in))} "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    interpreter, stand_in = map(shlex.quote, (sys.executable, stand_in_icpx.__file__))
+    program(directory / "icpx", f'exec {interpreter} -S {stand_in} "$@"')
     # Further libraries of an XPU build of torch, empty because nothing in them is called.
     for name in ("torch_xpu", "c10_xpu"):
-        done = run(
-            [require_program("g++"), "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")]
-        )
-        assert done.ok, done.errors
+        shared_library(directory / f"lib{name}.so", "")
     log = tmp_path / "calls"
     monkeypatch.setenv("PATH", f"{directory}:{env.child_environment()['PATH']}")
     monkeypatch.setenv("LIBRARY_PATH", str(directory))
@@ -68,19 +62,21 @@ def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path:
     assert request.toolset is not None
     assert {source.language for source in request.plan.sources} == {Language.SYCL}
     commands = build_commands(request.plan, request.toolset)
-    for step in commands.compile_steps:
-        done = subprocess.run(step.command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    def run_here(command: Sequence[str]) -> None:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+    for step in commands.compile_steps:
+        run_here(step.command)
         assert (tmp_path / step.object_name).exists()
         # The kernels' texts are read before the binding, so an edited one is noticed.
         assert ("factor.h" in (tmp_path / step.depfile).read_text()) is (step.source.path.name == "binding.cpp")
-    device = subprocess.run(commands.device_link, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert device.returncode == 0, device.stderr
+    run_here(commands.device_link)
     link = ["-fsycl", "-fsycl-link", "--offload-compress", "-fsycl-targets=spir64_gen,spir64"]
     assert calls(icpx)[-1][-6:] == [*link, "-Xs", "-device pvc,bmg"]
     for command in (*commands.stand_ins.values(), commands.link):
-        linked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert linked.returncode == 0, linked.stderr
+        run_here(command)
     listed = run(["nm", "-D", str(tmp_path / request.plan.artifact_name)])
     assert "accel_register_library" in listed.output
 
