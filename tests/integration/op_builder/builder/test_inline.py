@@ -30,13 +30,6 @@ def test_a_module_never_replaces_another_one_of_its_name(name: str) -> None:
     assert sys.modules[name] is before
 
 
-def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> None:
-    first = load_inline("again", MODULE, extra_cflags=["-DVALUE=1"])
-    assert load_inline("again", MODULE, extra_cflags=["-DVALUE=1"]) is first
-    second = load_inline("again", MODULE.replace("VALUE", "2"))
-    assert (first.value(), second.value()) == (1, 2)
-
-
 def test_texts_are_one_file_and_errors_name_their_own_lines() -> None:
     with pytest.raises(CompileError) as caught:
         load_inline("broken", [MODULE.replace("VALUE", "1"), "#include <Python.h>\nint wrong = nothing;\n"])
