@@ -57,9 +57,7 @@ def test_the_first_member_that_differs_is_named(tmp_path: Path) -> None:
         assert release.first_difference(wheel, make_wheel(tmp_path / "c", tag, **changes)) == message
 
 
-def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(
-    tmp_path: Path,
-) -> None:
+def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("lief")
     pytest.importorskip("abi3info")
     sources = (STABLE, UNSTABLE)

@@ -302,8 +302,8 @@ def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("op")
-def test_a_users_variables_are_kept_and_a_child_process_keeps_kernels_in_its_own_cache(tmp_path: Path) -> None:
-    """Not in the one of which its parent has opened an op."""
+def test_a_users_variables_are_kept_and_those_of_an_opened_op_give_way_to_another_cache(tmp_path: Path) -> None:
+    """A child process inherits them."""
     runtime = find_runtime()
     assert "SYCL_CACHE_DIR" in env.child_environment()
     with env.scope(OCL_ICD_FILENAMES=None):
