@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from accel_ops_build.target import PATH_PROGRAM, Target, find_target
 
+from tests.support.compilers import program
+
 
 @pytest.fixture(autouse=True)
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +104,6 @@ def test_a_target_searches_its_own_packages_before_the_build_environments(
     assert printed([str(tmp_path / "first")]).split() == ["first", "a", "b"]
 
 
-def program(place: Path, text: str, mode: int = 0o755) -> Path:
-    place.write_text(text)
-    place.chmod(mode)
-    return place
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -125,9 +121,9 @@ def test_what_has_no_usable_torch_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    program(tmp_path / "not-executable", "#!/bin/sh\n", 0o644)
-    program(tmp_path / "no-python", "#!/bin/sh\necho I am no snake >&2; exit 1\n")
-    program(tmp_path / "no-interpreter", "#!/nowhere/at/all\n")
+    (tmp_path / "not-executable").touch()
+    program(tmp_path / "no-python", "echo I am no snake >&2; exit 1")
+    program(tmp_path / "no-interpreter", "").write_text("#!/nowhere/at/all\n")
     made_up_torch(tmp_path / "foreign", ".cpython-307-somewhere.so")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCEL_BUILD_TORCH", name)

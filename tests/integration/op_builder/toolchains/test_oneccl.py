@@ -15,6 +15,7 @@ from op_builder.system.outcomes import Failed, failures
 from op_builder.system.records import Memo
 from op_builder.toolchains import oneccl
 from tests.support.compilers import needs_gxx
+from tests.support.foreign_package import write_package
 
 CONFIG = """
 #define CCL_MAJOR_VERSION           2022
@@ -26,13 +27,8 @@ CONFIG = """
 
 def fake(prefix: Path, library: str = "lib/libccl.so", *, with_headers: bool = True) -> Path:
     """A prefix with files of oneCCL's names, that hold nothing of it."""
-    (prefix / library).parent.mkdir(parents=True)
-    (prefix / library).write_text("no library")
-    if with_headers:
-        config = prefix / "include" / "oneapi" / "ccl" / "config.h"
-        config.parent.mkdir(parents=True)
-        config.write_text(CONFIG)
-    return prefix
+    headers = {"include/oneapi/ccl/config.h": CONFIG} if with_headers else {}
+    return write_package(prefix.parent, prefix.name, {library: "no library", **headers})
 
 
 @pytest.fixture

@@ -96,16 +96,16 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The device that DeepSpeed finds, which is the CPU unless a test names another."""
     name = str(getattr(request, "param", "cpu"))
     files = {
+        "__init__.py": "import deepspeed.user\n",
         "accelerator/real_accelerator.py": ACCELERATOR % name,
+        "ops/op_builder/__init__.py": RESOLVE,
         "ops/op_builder/own.py": OWN,
         "ops/op_builder/all_ops.py": LISTS,
         # What DS_BUILD_OPS compiled; this library's ops replace such, too.
         "git_version_info_installed.py": "installed_ops = {'installed': True, 'cpu_adam': True, 'fused_adam': True}\n",
         "user.py": "from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder\n",
     }
-    package = write_package(tmp_path, "deepspeed", files)
-    (package / "ops" / "op_builder" / "__init__.py").write_text(RESOLVE)
-    (package / "__init__.py").write_text("import deepspeed.user\n")
+    write_package(tmp_path, "deepspeed", files)
     (tmp_path / "deepspeed-0.19.8.dist-info").mkdir()
     (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.8\n")
     return name
