@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from op_builder.builder.inline import GivenBuilder
 from op_builder.plan import ENTRY_POINT
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, python, write_package
@@ -24,6 +25,13 @@ def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monk
     assert extension.extra_link_args == ["-lm"]
     assert {str(path) for path in plan.include_dirs} <= set(extension.include_dirs)
     assert "torch_python" not in extension.libraries, "a Stable-ABI op depends on no Python"
+
+
+def test_a_text_becomes_a_file_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (name,) = GivenBuilder("given", {"given.cpp": "int x;"}).builder().sources
+    assert Path(name).read_text() == "int x;"
+    assert not Path(name).is_absolute()
 
 
 def opened(binary: Path, namespace: str) -> Any:
