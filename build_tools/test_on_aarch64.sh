@@ -63,14 +63,14 @@ cd "$place/alone"
 printf '[pytest]\naddopts = --import-mode=importlib -p no:cacheprovider\npythonpath = .\nmarkers =\n  slow\n  first\n  cuda\n' \
   >pytest.ini
 if [ $# = 0 ]; then
-  set -- tests/integration/ops/optim/test_cpu_adam_torch_op.py tests/integration/ops/optim/test_host_op.py \
+  set -- tests/integration/ops/optim/test_prepared_list.py tests/integration/ops/optim/test_host_op.py \
     tests/integration/ops/optim/test_native_optimizers.py \
-    tests/integration/ops/optim/test_fused_update.py tests/integration/ops/optim/test_list_form.py \
+    tests/integration/ops/optim/test_fused_update.py \
     tests/integration/ops/io/test_async_io.py tests/integration/ops/comm/test_shm_comm_arguments.py \
     tests/integration/ops/comm/test_shm_comm.py
 fi
 export PYTHONHOME="$place/system/usr" PYTHONPATH="$place/ops:$place/site" PYTHONDONTWRITEBYTECODE=1
 export ACCEL_JIT=0 ACCEL_CACHE_DIR="$place/cache" OMP_NUM_THREADS=1
-# Inductor would run the compiler of this machine; the emulator opens no file for direct access.
-without="not inside_a_compiled_function and not bypass_the_page_cache"
+# The emulator opens no file for direct access.
+without="not bypass_the_page_cache"
 exec "$place/python3.11" -m pytest -q --hypothesis-profile=ci -m "not slow and not cuda" -k "$without" "$@"

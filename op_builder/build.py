@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from op_builder import env
 from op_builder.builder.base import OpBuilder
+from op_builder.builder.inline import GivenBuilder
 from op_builder.cache.store import Entry
 from op_builder.catalog.device import requested_package
 from op_builder.catalog.on_torch import TorchRowBuilder
@@ -27,7 +28,7 @@ from op_builder.catalog.registry import all_builders
 from op_builder.command_line import run_main
 from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions, measured_bytes
-from op_builder.engine.kernels import compile_all_kernels
+from op_builder.engine.kernels import compile_kernels
 from op_builder.errors import AccelError
 from op_builder.load.resolver import Request, compile_now
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
@@ -145,7 +146,8 @@ class _Batch:
         note = ""
         if self.with_kernels and request.plan.sycl is not None and request.toolset is not None:
             self.report(request.plan.op, 0, 0, "compiling kernels")
-            note = compile_all_kernels(entry, request.plan, request.toolset, request.cache)
+            obstacle = compile_kernels(entry.artifact, request.plan, request.toolset, request.cache)
+            note = f"kernels not compiled: {obstacle}" if obstacle else ""
         return Outcome(request.plan.op, status, message=note, path=str(entry.artifact))
 
     def _guarded(self, op: str, step: Callable[[], T]) -> T | Outcome:
@@ -259,18 +261,6 @@ def _with_namespace(builder: OpBuilder, namespace: str | None) -> OpBuilder:
     return named
 
 
-class _PlainBuilder(OpBuilder):
-    """An op on torch's C++ API without its own flags."""
-
-    NAME = "plain"
-
-    def sources(self) -> list[str]:
-        return []
-
-    def source_texts(self) -> dict[str, str]:
-        return {"plain.cpp": ""}
-
-
 def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
     """Precompile ``torch/extension.h`` for the flags of each builder, or for no flags; returns the exit status."""
     chosen = [
@@ -284,7 +274,7 @@ def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
             file=sys.stderr,
         )
         return 2
-    for builder in chosen or [_PlainBuilder()]:
+    for builder in chosen or [GivenBuilder("plain", {"plain.cpp": ""})]:
         try:
             plan = builder.plan()
             entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)

@@ -23,20 +23,20 @@ class Rebuilt:
     """What compiling an entry's op again gave.
 
     Attributes:
-        differences: where the binaries begin to differ; empty if all bytes are equal.
+        difference: where the binaries begin to differ; empty if all bytes are equal.
         obstacle: why the op was not compiled, or was compiled from other files; empty if it was.
     """
 
     entry: Entry
-    differences: tuple[str, ...] = ()
+    difference: str = ""
     obstacle: str = ""
 
     def __str__(self) -> str:
         result = "equal"
         if self.obstacle:
             result = f"not compared: {self.obstacle}"
-        elif self.differences:
-            result = f"different: {', '.join(self.differences)}"
+        elif self.difference:
+            result = f"different: {self.difference}"
         return printable(f"{self.entry.manifest.op} {self.entry.digest[:12]}: {result}")
 
 
@@ -70,10 +70,10 @@ def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
         return Rebuilt(entry, obstacle=str(error))
 
 
-def _difference(before: bytes, now: bytes) -> tuple[str, ...]:
+def _difference(before: bytes, now: bytes) -> str:
     """Where two binaries begin to differ; empty if they do not."""
     if before == now:
-        return ()
+        return ""
     shorter = min(len(before), len(now))
     at = next((at for at in range(shorter) if before[at] != now[at]), shorter)
-    return (f"from byte {at} of {len(before)} on",)
+    return f"from byte {at} of {len(before)} on"

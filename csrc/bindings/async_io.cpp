@@ -27,14 +27,12 @@ std::shared_ptr<aio::Handle> find(std::int64_t number) {
 }
 
 aio::Engine engine_of(const std::string& name) {
-  if (name == "io_uring") {
-    return aio::Engine::io_uring;
-  }
-  if (name == "libaio") {
-    return aio::Engine::linux_aio;
-  }
-  if (name == "threads") {
-    return aio::Engine::threads;
+  using Engine = aio::Engine;
+  for (const auto& [known, engine] : {std::pair{"io_uring", Engine::io_uring}, std::pair{"libaio", Engine::linux_aio},
+                                      std::pair{"threads", Engine::threads}}) {
+    if (name == known) {
+      return engine;
+    }
   }
   accel::refuse("Unknown engine " + name + ".", "Use io_uring, libaio or threads.");
 }

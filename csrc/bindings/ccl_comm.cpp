@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/tensor_checks.h"
@@ -15,31 +16,22 @@ namespace {
 namespace oneccl = accel::oneccl;
 using accel::Tensor;
 
+constexpr std::pair<accel::ScalarType, oneccl::DataType> kTypes[] = {
+    {accel::ScalarType::Char, oneccl::DataType::int8},     {accel::ScalarType::Byte, oneccl::DataType::uint8},
+    {accel::ScalarType::Int, oneccl::DataType::int32},     {accel::ScalarType::Long, oneccl::DataType::int64},
+    {accel::ScalarType::Half, oneccl::DataType::float16},  {accel::ScalarType::BFloat16, oneccl::DataType::bfloat16},
+    {accel::ScalarType::Float, oneccl::DataType::float32}, {accel::ScalarType::Double, oneccl::DataType::float64},
+};
+
 oneccl::DataType type_of(const Tensor& tensor) {
-  using accel::ScalarType;
-  using oneccl::DataType;
-  switch (tensor.scalar_type()) {
-    case ScalarType::Char:
-      return DataType::int8;
-    case ScalarType::Byte:
-      return DataType::uint8;
-    case ScalarType::Int:
-      return DataType::int32;
-    case ScalarType::Long:
-      return DataType::int64;
-    case ScalarType::Half:
-      return DataType::float16;
-    case ScalarType::BFloat16:
-      return DataType::bfloat16;
-    case ScalarType::Float:
-      return DataType::float32;
-    case ScalarType::Double:
-      return DataType::float64;
-    default:
-      accel::refuse("tensor is of type " + tensor.type_name() +
-                        "; oneCCL takes float32, bfloat16, float16, float64, int8, uint8, int32 and int64.",
-                    "Convert it, for example x.float(); a bool tensor can be sent as x.view(torch.uint8).");
+  for (const auto& [theirs, ours] : kTypes) {
+    if (tensor.scalar_type() == theirs) {
+      return ours;
+    }
   }
+  accel::refuse("tensor is of type " + tensor.type_name() +
+                    "; oneCCL takes float32, bfloat16, float16, float64, int8, uint8, int32 and int64.",
+                "Convert it, for example x.float(); a bool tensor can be sent as x.view(torch.uint8).");
 }
 
 oneccl::Buffer buffer_of(const Tensor& tensor) {

@@ -1,6 +1,7 @@
 // Running an optimizer's kernels over all tensors of an update, in even shares for torch's threads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -50,42 +51,30 @@ struct CheckedList {
   }
 };
 
-// The concatenation of `count` tensors; `starts` has count + 1 rising entries, tensor i holding the
-// elements [starts[i], starts[i + 1]). Calls visit(i, begin, end) for every non-empty piece of
-// [begin, end), with begin and end relative to tensor i. `starts` is borrowed.
-template <class Visit>
-void for_each_piece(const std::int64_t* starts, std::int64_t count, std::int64_t begin, std::int64_t end,
-                    const Visit& visit) {
-  std::int64_t low = 0;
-  std::int64_t high = count;
-  while (high - low > 1) {  // the last tensor that starts at or before `begin`
-    const std::int64_t middle = low + (high - low) / 2;
-    (starts[middle] <= begin ? low : high) = middle;
-  }
-  for (std::int64_t i = low; i < count && starts[i] < end; ++i) {
-    const std::int64_t from = starts[i] < begin ? begin : starts[i];
-    const std::int64_t to = starts[i + 1] < end ? starts[i + 1] : end;
-    if (from < to) {
-      visit(i, from - starts[i], to - starts[i]);
-    }
-  }
-}
-
 // The arguments of a kernel in addition to a tensor.
 struct KernelArguments {
   const void* coefficients;
   cpu::Pass pass;
 };
 
-// Calls visit(i, begin, end) on torch's threads for ranges that together cover all tensors; `end` may be in the
-// padding.
+// Calls visit(i, begin, end) on torch's threads for ranges that together cover all tensors, of their concatenation in
+// which tensor i has [starts[i], starts[i + 1]). A range is relative to its tensor, and its end may be in the padding.
 template <class Visit>
 void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit) {
   const std::int64_t total = starts.back();
   const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
   parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
-    const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
-    for_each_piece(starts.data(), static_cast<std::int64_t>(starts.size()) - 1, first * kBlockElements, end, visit);
+    const std::int64_t begin = first * kBlockElements;
+    const std::int64_t end = std::min(last * kBlockElements, total);
+    // The last tensor that starts at or before `begin`.
+    auto i = std::upper_bound(starts.begin(), starts.end() - 1, begin) - starts.begin() - 1;
+    for (; i + 1 < static_cast<std::int64_t>(starts.size()) && starts[i] < end; ++i) {
+      const std::int64_t from = std::max(starts[i], begin);
+      const std::int64_t to = std::min(starts[i + 1], end);
+      if (from < to) {
+        visit(i, from - starts[i], to - starts[i]);
+      }
+    }
   });
 }
 

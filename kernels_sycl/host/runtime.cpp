@@ -402,9 +402,6 @@ void Stream::enqueue(const Kernel& kernel, Range range, const KernelArgument* ar
   state_->is_pending = true;
 }
 
-}  // namespace accel::xpu
-
-namespace accel::xpu {
 namespace {
 
 // The devices that kernels can be compiled for, one of each name.

@@ -1,4 +1,4 @@
-"""From a builder to its plan: calls the builder's methods and adds the flags of its binding style."""
+"""From a builder to its plan: the values of the builder's methods, and the flags of its binding style."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         raise
     except Exception as error:  # another package's builder may raise anything
         name = error.name if isinstance(error, ImportError) else None
-        cure = "Provide what it asks for" if name is None else f"Install the package that provides {name!r}"
+        cure = "Provide what it needs" if name is None else f"Install the package that provides {name!r}"
         text = str(error).rstrip(".")
         raise IncompatibleOpError(
             f"Op '{builder.name}' cannot be built: its builder fails: {type(error).__name__}: {text}.",
@@ -272,7 +272,7 @@ def text_list(items: object, where: str) -> list[str]:
 
 
 class Words(list[str]):
-    """Flags of which each is one word, whatever is in it; :func:`flag_list` does not split them."""
+    """Flags of which each is one word, also with blanks in it; :func:`flag_list` does not split them."""
 
 
 def flag_list(items: object, where: str) -> list[str]:

@@ -133,12 +133,12 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
             {
                 "op": each.entry.manifest.op,
                 "key": each.entry.digest,
-                "differences": each.differences,
+                "differences": [each.difference] if each.difference else [],
                 "obstacle": each.obstacle,
             }
             for each in compared
         ]
-        status |= any(each.differences for each in compared)
+        status |= any(each.difference for each in compared)
     return status, data, "\n".join(lines)
 
 

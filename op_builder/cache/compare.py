@@ -79,10 +79,10 @@ def _header_line(header: Header, roots: Roots) -> str:
 
 
 def _exists(place: str, roots: Roots) -> bool:
-    return os.path.exists(roots.locate_place(place))
+    return os.path.exists(roots.locate_name(place))
 
 
 def _name(place: str, roots: Roots) -> str:
     """A file's path below its root; relative to this project's root if it is one of its files."""
-    located = Path(roots.locate_place(place))
+    located = Path(roots.locate_name(place))
     return paths.label(located) if paths.is_native(located) else place.partition("/")[2]

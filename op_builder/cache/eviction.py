@@ -107,7 +107,7 @@ def surplus(
     """What is to be removed, and the entries that would be removed but are in use.
 
     Args:
-        max_size_bytes: leftovers go, then the least recently used entries, until the rest fits.
+        max_size_bytes: entries, the last used first, and then leftovers are kept where they fit into this size.
         older_than_s: remove what was not used for this many seconds.
         unused: all entries but the last used of each op go.
         rested_s: entries that were used within so many seconds stay in any case.

@@ -1,13 +1,13 @@
 """What identifies a build: the key, in two stages, and the headers that count in it.
 
 The *plan key* is known before anything is compiled: contents of the sources, flags, identity of the compilers, torch's
-headers and ABI, the Python ABI where the binding needs it. The *build key* adds the content of every header the
-compiler really read, and of every archive the linker read, according to the depfiles of the build. Places do not count:
-files are named relative to where the plan finds them, so a moved checkout, another user's home or a reinstalled package
-has the same keys.
+headers and ABI, the Python ABI where the binding needs it. The *build key* adds the content of every header that the
+compiler read, and of every archive that the linker read, according to the depfiles of the build. Absolute paths do not
+count: files are named relative to where the plan finds them, so a moved checkout, another user's home or a reinstalled
+package has the same keys.
 
 Headers of torch, Python, CUDA and the compiler count through their identity in the plan key; all others by content,
-with a shortcut for files whose status is as it was.
+with a shortcut for files with an unchanged status.
 """
 
 import hashlib
@@ -45,13 +45,13 @@ _DIGEST_LENGTH = 32
 
 
 class Header(NamedTuple):
-    """One header that a build read, or another file that it took in.
+    """A header, or another input file, that a build read.
 
     Attributes:
         root: name of the place it is relative to (see :class:`Roots`).
         path: relative to that place.
         sha256: of its content when it was read.
-        status: size, times and inode then: unchanged status saves reading the file.
+        status: size, times and inode at that time; a file with the same status is not read again.
     """
 
     root: str
@@ -72,8 +72,8 @@ class Header(NamedTuple):
 
 
 class SystemHeaders(NamedTuple):
-    """The system's headers that a build read, a hundred and more, as one: absolute paths, and one
-    digest each of all contents and of all statuses."""
+    """The system's headers that a build read, a hundred or more: absolute paths, one digest of all contents, and one
+    of all statuses."""
 
     paths: tuple[str, ...]
     sha256: str
@@ -91,33 +91,33 @@ class SystemHeaders(NamedTuple):
         if now == self.status:
             return True
 
-        def work_out() -> tuple[dict[str, Any], list[str]]:
+        def compute() -> tuple[dict[str, Any], list[str]]:
             return {"sha256": contents_digest(self.paths)}, []
 
         try:
             # On another machine, or after an upgrade that changed nothing here, all statuses are new.
             settled = all(settled_status(path) for path in self.paths)
-            fact = memo.get(f"system headers {self.sha256} {now}", SHA256_FACT, work_out) if settled else work_out()[0]
+            fact = memo.get(f"system headers {self.sha256} {now}", SHA256_FACT, compute) if settled else compute()[0]
         except (OSError, UnicodeEncodeError):  # recorded under another locale
             return False
         return bool(fact["sha256"] == self.sha256)
 
 
 class Roots(NamedTuple):
-    """The places a plan's headers are named relative to.
+    """The directories that a plan's headers are named relative to.
 
     ``native`` is the project's source root, ``include0`` ... the plan's include directories,
-    ``before0`` ... and ``after0`` ... those that flags have the compilers search before and after
-    them, ``torch`` the headers of torch, of which an op on the Stable ABI has its own list, and ``source0`` ... the
-    distinct directories of its sources.
+    ``before0`` ... and ``after0`` ... those that flags add before and after them to the compilers' search path,
+    ``torch`` torch's headers, which are listed one by one for an op on the Stable ABI, and ``source0`` ... the
+    directories of the sources.
 
     Attributes:
-        directories: by name, resolved.
-        spelled: those that are spelled otherwise, through links, by that spelling.
+        directories: the resolved path of each, by name.
+        aliases: for directories that are reached through links: the resolved path by the unresolved one.
     """
 
     directories: Mapping[str, str]
-    spelled: Mapping[str, str] = {}
+    aliases: Mapping[str, str] = {}
 
     @staticmethod
     def of(plan: BuildPlan) -> "Roots":
@@ -144,23 +144,23 @@ class Roots(NamedTuple):
     def name(self, path: str) -> tuple[str, str]:
         """(root, relative path) of an absolute path without ``..``; ("", path) for a system's file.
 
-        Links below a root keep their names: the file is read through them, so that one which is switched shows.
+        Links below a root are not resolved: the file is read through them, so switching a link counts.
         """
         root, relative = self.holding(path)
         if root or "source0" not in self.directories:
             return root, relative
         base = self.directories["source0"]
         of_system = path.startswith(("/usr/", "/opt/", "/lib/", _own_prefix() + os.sep))
-        if of_system and os.path.commonpath((path, base)) in _everybodys():
+        if of_system and os.path.commonpath((path, base)) in _shared_directories():
             return "", path
-        # Beside the sources, above them: ../common/x.h of somebody's tree.
+        # A header of the op's own tree, outside the directories of its sources: ../common/x.h.
         return "source0", os.path.relpath(path, base)
 
     def holding(self, path: str) -> tuple[str, str]:
         """(root, relative path) of an absolute path below a root; ("", path) for any other."""
-        for spelled, resolved in self.spelled.items():
-            if path.startswith(spelled + os.sep):
-                path = resolved + path[len(spelled) :]
+        for alias, resolved in self.aliases.items():
+            if path.startswith(alias + os.sep):
+                path = resolved + path[len(alias) :]
                 break
         holding = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
         if not holding:
@@ -168,9 +168,9 @@ class Roots(NamedTuple):
         root, directory = max(holding, key=lambda item: len(item[1]))
         return root, os.path.relpath(path, directory)
 
-    def locate_place(self, place: str) -> str:
-        """The absolute path of a place given as ``root/path``."""
-        root, _, path = place.partition("/")
+    def locate_name(self, name: str) -> str:
+        """The absolute path of a file named as ``root/path``."""
+        root, _, path = name.partition("/")
         return self.locate(root, path)
 
     def searched(self) -> list[str]:
@@ -199,8 +199,8 @@ def _own_prefix() -> str:
 
 
 @cache
-def _everybodys() -> frozenset[str]:
-    """Directories below which many projects lie, so that to be in one of them together means nothing."""
+def _shared_directories() -> frozenset[str]:
+    """Directories that contain many projects: two files below one of them need not belong together."""
     import sysconfig  # half a millisecond that only a build needs
 
     prefix = _own_prefix()
@@ -224,7 +224,7 @@ def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 class PlanKey(NamedTuple):
-    """The first stage: named parts, so that a miss can report which of them differs."""
+    """The first stage of a key, in named parts, so that a miss can report which of them differs."""
 
     parts: Mapping[str, str]
 
@@ -233,18 +233,18 @@ class PlanKey(NamedTuple):
         return _digest(self.parts)
 
     def differs_only_in(self, other: Mapping[str, str], allowed: Iterable[str]) -> bool:
-        """Whether ``other`` has the same parts, those named in ``allowed`` apart."""
+        """Whether ``other`` has the same parts, except for those named in ``allowed``."""
         ignored = set(allowed)
         names = (set(self.parts) | set(other)) - ignored
         return all(self.parts.get(name) == other.get(name) for name in names)
 
 
 class BuildKey(NamedTuple):
-    """The second stage: the plan key and what the build found.
+    """The second stage of a key: the plan key and what the build found.
 
     Attributes:
         headers: the op's own that were read.
-        absent: places, as ``root/path``, where a file was looked for and none existed.
+        absent: paths, as ``root/path``, where a compiler looked for a file and found none.
         system: the system's headers that were read.
     """
 
@@ -255,8 +255,7 @@ class BuildKey(NamedTuple):
 
     @property
     def digest(self) -> str:
-        # Places count too: a build that differs from an entry only in them must not be given that entry, which would
-        # not fit at the next look either.
+        # The paths count, too: an entry in which only a path differs would not match at the next load either.
         read = {f"{header.root}:{header.path}": header.sha256 for header in self.headers}
         system = [self.system.sha256, self.system.paths]
         return _digest({"plan": self.plan.digest, "system": system, "absent": self.absent, **read})
@@ -265,13 +264,13 @@ class BuildKey(NamedTuple):
         """Whether the compilers would read the same headers again.
 
         Args:
-            any_system: whatever the system's headers are; for machines that have none, and no compiler.
+            any_system: ignore the system's headers; for machines that have neither them nor a compiler.
         """
         system_unchanged = any_system or self.system.is_unchanged(memo)
         return (
             system_unchanged
             and all(header.is_unchanged(roots) for header in self.headers)
-            and not any(os.path.exists(roots.locate_place(place)) for place in self.absent)
+            and not any(os.path.exists(roots.locate_name(name)) for name in self.absent)
         )
 
 
@@ -323,7 +322,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     for library in plan.libraries:
         parts[f"library {library.name}"] = library.version
     if plan.binding.uses_torch_cxx:
-        # Thousands of headers, as one. An op on the Stable ABI reads a few, or none, and they are looked at one by one.
+        # Thousands of headers count as one. An op on the Stable ABI reads few, which are checked one by one.
         parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         import sysconfig  # half a millisecond that an op on the Stable ABI does not need

@@ -1,14 +1,14 @@
-"""What is where in a cache, and which directory may become one.
+"""The folders of a cache, and which directory may become one.
 
 ::
 
     <root>/accel-ops-cache         the signature: this directory is a cache, and for whom
-    <root>/v1/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
+    <root>/v1/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed
     <root>/v1/staging/             running builds, each in its own directory
-    <root>/v1/rejected/            entries whose binary no longer matched its manifest
+    <root>/v1/rejected/            damaged entries: the binary does not match its manifest
     <root>/v1/objects/             compiled sources, each with the headers that it read
     <root>/v1/sycl_kernels/        kernels that the SYCL runtime compiled, in its own layout
-    <root>/v1/locks/ logs/ memo/   save work, hold compiler output, remember small facts
+    <root>/v1/locks/ logs/ memo/   locks of builds, the compilers' output, remembered facts
 
 A directory becomes a cache only if it is absent or empty. In a cache, only names of :data:`GENERATED` are ever removed.
 """
@@ -94,9 +94,9 @@ def _user_cache_dir() -> Path:
 
 
 def memo(root: Path) -> Memo:
-    """The memos of the cache at ``root``: in it; where that cannot be written, also in the user's own.
+    """The memos of the cache at ``root``; if it cannot be written, also those of the user's own cache.
 
-    A memo names programs that are run, so it must be believed as a binary is.
+    A memo names programs that are run, so it must be trusted like a binary.
     """
     places = [root] if distrusted(str(root), HOME, MEMO) is None else []
     if os.path.exists(root) and not (places and os.access(root, os.W_OK)):
@@ -114,21 +114,21 @@ def _open_memo(path: Path) -> int:
 
 
 def _create_memos(directory: Path) -> None:
-    """Create the directory of memos of a cache, if that is one."""
+    """Create the directory of a cache's memos."""
     root = directory.parents[1]
     if refused(root) is not None:
-        raise OSError(errno.EACCES, "It is no cache", str(root))
+        raise OSError(errno.EACCES, "It is not a cache", str(root))
     take(root)
     make_directory(directory, modes(root).directory)
 
 
 def is_digest(name: str) -> bool:
-    """Whether ``name`` is one of a directory of a plan or of a build."""
+    """Whether ``name`` can be the name of a plan's or a build's directory."""
     return len(name) == 32 and not name.strip("0123456789abcdef")
 
 
 class Modes:
-    """The modes of what is made in a cache, whatever the umask: for its user, or for a group."""
+    """The modes of a cache's new files and directories, which do not depend on the umask."""
 
     def __init__(self, directory: int, file: int, lock: int) -> None:
         self.directory = directory
@@ -146,7 +146,7 @@ def modes(root: Path) -> Modes:
 
 
 def refused(root: Path) -> Refusal | None:
-    """Why ``root`` is not to be used as a cache; None if it is, or if that shows when it is written."""
+    """Why ``root`` must not be used as a cache; None if it may, or if only writing to it can show that."""
     names: list[str] | None
     try:
         names = os.listdir(root)
@@ -154,7 +154,7 @@ def refused(root: Path) -> Refusal | None:
         return None
     except OSError:
         if not os.access(root, os.W_OK | os.X_OK):
-            return None  # the attempt to write says why not
+            return None  # the attempt to write has the reason
         names = None
     if not _is_signed(root):
         if names is None:
@@ -180,7 +180,7 @@ def refused(root: Path) -> Refusal | None:
 
 
 def take(root: Path) -> None:
-    """Make ``root`` a cache unless it is one: create it, sign it, and make the directory for everything else.
+    """Make ``root`` a cache if it is none: create it, sign it, and make the directory for everything else.
 
     Call :func:`refused` first.
     """
@@ -199,7 +199,7 @@ def take(root: Path) -> None:
 
 
 def close_to_others(root: Path) -> None:
-    """Take the right to write to an own, empty directory from everybody else."""
+    """Remove other users' right to write from an empty directory of this user."""
     status = os.stat(root)
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
@@ -216,7 +216,7 @@ def make_directory(directory: Path, mode: int | None) -> None:
     """Create a directory and its parents, if they are missing.
 
     Args:
-        mode: of each, whatever the umask; None: what the umask leaves of the mode that only their user may write.
+        mode: of each, regardless of the umask; None for 0o755 without what the umask masks.
     """
     missing = []
     while not os.path.isdir(directory):
@@ -240,7 +240,7 @@ def _is_signed(root: Path) -> bool:
 
 
 def _is_signature_hidden(root: Path) -> bool:
-    """Whether the signature is listed but cannot be found: a network file system shows another host's files late."""
+    """Whether the signature is listed but cannot be opened: a network file system shows another host's files late."""
     with contextlib.suppress(OSError):
         if SIGNATURE in os.listdir(root):
             try:

@@ -101,10 +101,10 @@ class Manifest(NamedTuple):
         namespaces: torch namespaces of the ops that loading it defines; empty for an ``accel`` binary.
         defined_namespaces, operators: the torch names that it defines; a process can define each only once.
         key_parts: the plan key's parts.
-        headers, absent, system_headers: what the compiler read in addition to the sources, and where it found nothing.
+        headers, absent, system_headers: as in :class:`~op_builder.cache.key.BuildKey`.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
-        peak_bytes: memory of the compiler that took most, for planning the next build; 0 if unknown.
+        peak_bytes: the most memory that one compiler used, for planning the next build; 0 if unknown.
         torch: version it was built against. ``accel_ops``: version of this project that built it.
         needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
@@ -135,7 +135,7 @@ class Manifest(NamedTuple):
 
     @property
     def cuda_archs(self) -> list[str]:
-        """CUDA architectures it holds code for, as ``9.0a+PTX``; empty without CUDA sources."""
+        """The CUDA architectures that it has code for, as ``9.0a+PTX``; empty without CUDA sources."""
         return [arch for arch in self.key_parts.get("cuda archs", "").split(";") if arch]
 
     @property
@@ -144,7 +144,7 @@ class Manifest(NamedTuple):
         _, _, version = self.key_parts.get("c++ flags", "").rpartition("-DTORCH_TARGET_VERSION=0x")
         try:
             return max(MINIMUM_TORCH, (int(version[:2], 16), int(version[2:4], 16)))
-        except ValueError:  # another way of saying it, or none
+        except ValueError:  # the flag is missing or written in another way
             return MINIMUM_TORCH
 
     @property
@@ -159,12 +159,12 @@ class Manifest(NamedTuple):
 
     @property
     def python_needed(self) -> str:
-        """The Python it fits: ``any``, or the suffix of modules of one."""
+        """The Python it fits: ``any``, or one ABI by the suffix of its modules."""
         return "any" if self.fits_any_python else self.key_parts.get("python abi", "any")
 
     @property
     def compilers(self) -> list[str]:
-        """What it was compiled by, as ``g++ (Debian 12.2.0-14) 12.2.0``, without their places."""
+        """The compilers that built it, as ``g++ (Debian 12.2.0-14) 12.2.0``, without their paths."""
         names = (text for part, text in self.key_parts.items() if part.endswith(" compiler"))
         return [" ".join(name.split(" | ")[1:2]) for name in names]
 

@@ -1,12 +1,12 @@
-"""Whose files are believed: those of this user, of root and of the users in ``ACCEL_CACHE_TRUST``.
+"""Whose files are trusted: those of this user, of root and of the users in ``ACCEL_CACHE_TRUST``.
 
 Whoever can write to a cache can run code as its readers. So before a binary is opened, the directories from the cache's
 root to it, and the file, must belong to one of these users, and nobody else may write to them. In a cache that was made
 for a group, its members count as well: the signature names the group, and the modes allow only it.
 
-What is checked first may be replaced before the dynamic linker opens it by its name, but only by these users, and by
-those who may write to a directory above the root. Opening it through ``/proc/self/fd`` instead would give the library a
-name that means another file later, and debuggers and profilers would not find it.
+Between the check and the dynamic linker's opening it by name, a file can be replaced, but only by these users and by
+those who may write to a directory above the root. Opened through ``/proc/self/fd``, the library would have a name that
+later means another file, and debuggers and profilers would not find it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from op_builder.errors import CacheError
 logger = logging.getLogger(__name__)
 
 SIGNATURE = "accel-ops-cache"
-"""The file in a cache's root that says that it is one."""
+"""The file in a directory that marks it as a cache."""
 TITLE = "This directory is a cache of accel-ops; v1 and this file may be removed at any time.\n"
 TO_SHARE = "To share a cache, make one: python -m op_builder.cache init --shared GROUP."
 _WRITABLE_BY_OTHERS = 0o022
@@ -41,7 +41,7 @@ class Refusal:  # a NamedTuple would cost each process a quarter of a millisecon
 
 
 def distrusted(root: str, *names: str) -> Refusal | None:
-    """Why ``root`` or a directory on the way to ``root/names[0]/...`` is not believed; None if each is or is absent."""
+    """Why ``root`` or a directory below it, ``root/names[0]/...``, is not trusted; None if each is, or is missing."""
     place = root
     try:
         status = os.stat(root)
@@ -55,7 +55,7 @@ def distrusted(root: str, *names: str) -> Refusal | None:
             status = os.lstat(place)
             if not stat.S_ISDIR(status.st_mode):
                 return Refusal(f"{place} is not a directory but a link or a file", f"Remove {place}.")
-            if group is None and _is_of_many(status):
+            if group is None and _may_be_shared(status):
                 group = signed_group(root)
             refusal = _refusal(place, status, group)
     except (FileNotFoundError, NotADirectoryError):
@@ -66,7 +66,7 @@ def distrusted(root: str, *names: str) -> Refusal | None:
 
 
 def distrusted_below(root: str, directory: str) -> Refusal | None:
-    """Why something below ``directory`` of the cache at ``root`` is not believed; None if all of it is.
+    """Why something below ``directory`` of the cache at ``root`` is not trusted; None if all of it is.
 
     For files that other programs create with the modes that the umask leaves. Where only the owner may enter the root,
     everything below it is trusted.
@@ -83,10 +83,10 @@ def distrusted_below(root: str, directory: str) -> Refusal | None:
 
 
 def open_file(root: str, path: str) -> int | Refusal:
-    """A descriptor of a file of the cache at ``root``, or why it is not believed.
+    """A descriptor of a file of the cache at ``root``, or why it is not trusted.
 
     Raises:
-        OSError: it cannot be opened; a link cannot.
+        OSError: it cannot be opened, or is a link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
@@ -94,7 +94,7 @@ def open_file(root: str, path: str) -> int | Refusal:
     if not stat.S_ISREG(status.st_mode):
         refusal = Refusal(f"{path} is not a regular file", f"Remove {path}.")
     else:
-        refusal = _refusal(path, status, signed_group(root) if _is_of_many(status) else None)
+        refusal = _refusal(path, status, signed_group(root) if _may_be_shared(status) else None)
     if refusal is None:
         return descriptor
     os.close(descriptor)
@@ -144,7 +144,7 @@ def _group_of(root: str, status: os.stat_result) -> int | None:
     return status.st_gid if (signature(root) or "").endswith(f"\ngroup {status.st_gid}\n") else None
 
 
-def _is_of_many(status: os.stat_result) -> bool:
+def _may_be_shared(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWGRP) or not _is_trusted(status.st_uid)
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["MANIFEST", "Cache", "Entry", "Manifest", "default_cache_dir"]
 
-_NOTE_EVERY_S = 30.0  # less than what pruning takes for "just now"
+_NOTE_EVERY_S = 30.0  # less than the time for which pruning keeps a used entry
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
@@ -78,11 +78,11 @@ class Cache:
     Args:
         root: the directory; :func:`default_cache_dir` when not given.
         is_ours: whether damaged entries may be moved out of the way; not by a report.
-        in_package: it is a directory of an installed package, which is believed as the package's code is.
+        in_package: it is a directory of an installed package, which is trusted like the package's code.
 
     Attributes:
         home: the directory in ``root`` that contains everything.
-        damaged: entries that were found damaged and stayed where they are, with the reason.
+        damaged: damaged entries that were left in place, with the reason.
     """
 
     def __init__(self, root: Path | None = None, *, is_ours: bool = True, in_package: bool = False) -> None:
@@ -98,10 +98,10 @@ class Cache:
         self.memo = Memo() if in_package else layout.memo(self.root)
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
-        """The intact entry of ``key`` whose headers are all as they were, or None.
+        """The intact entry of ``key`` whose headers are all unchanged, or None.
 
         Args:
-            any_compiler: take an entry whatever it was compiled with; for machines without one.
+            any_compiler: accept an entry of any compiler; for machines without one.
         """
         of_op = self._op_dir(op)
         directories = _keyed(of_op) if any_compiler else [of_op / key.digest]
@@ -151,8 +151,9 @@ class Cache:
             yield directory
 
     def publish(self, staged: Path, manifest: Manifest) -> Entry:
-        """Make ``staged``, which holds the binary, the entry of its key; where another process was
-        first, its entry is returned and ``staged`` is left to be removed.
+        """Make the directory ``staged``, which contains the binary, the entry of its key.
+
+        If another process was first, its entry is returned, and ``staged`` stays.
 
         Raises:
             CacheError: the disk is full or the directory cannot be written.
@@ -194,7 +195,7 @@ class Cache:
         """The folder ``name``, created if it is missing.
 
         Raises:
-            CacheError: it cannot be created or written, or this directory is no cache.
+            CacheError: it cannot be created or written, or the root is not a cache.
         """
         directory = self.home / name
         with self.errors_explained():
@@ -209,7 +210,7 @@ class Cache:
         return directory
 
     def lock_file(self, name: str) -> IO[str]:
-        """Open a file whose lock is held by who builds; no other user may hold it.
+        """Open the file that a build locks; no other user may lock it.
 
         Raises:
             OSError: it cannot be opened.
@@ -223,7 +224,7 @@ class Cache:
         return os.fdopen(descriptor, "a+")
 
     def kernel_directory(self) -> Path | None:
-        """Where the SYCL runtime may keep what it compiles; None if nowhere. What it finds there is executed."""
+        """The directory for kernels that the SYCL runtime compiles, and executes later; None if there is none."""
         directory = self.home / KERNELS
         try:
             self.writable_dir(KERNELS)
@@ -242,7 +243,7 @@ class Cache:
         return errors_explained(self.root)
 
     def usable(self, directory: Path, digest: str) -> Entry | None:
-        """The entry in ``directory``; None if it is not intact, or not believed."""
+        """The entry in ``directory``; None if it is damaged or not trusted."""
         try:
             entry = _read_entry(directory, digest)
             return entry if self._flaw(entry) is None else None
@@ -250,13 +251,13 @@ class Cache:
             return None
 
     def _distrusted(self, directory: Path) -> Refusal | None:
-        """Why an entry's directory, or one above it, is not believed; None if all are."""
+        """Why an entry's directory, or one above it, is not trusted; None if all are."""
         if self._in_package:
             return None
         return distrusted(str(self.root), *directory.relative_to(self.root).parts)
 
     def _flaw(self, entry: Entry) -> Refusal | None:
-        """Why an entry is not used: its binary is not the one that its manifest describes, or it is not believed."""
+        """Why an entry is not used: it is damaged, or not trusted; None if it is used."""
         if self._in_package:  # some installers link files
             return None if entry.is_intact(through_links=True) else _DAMAGED
         if (refusal := self._distrusted(entry.directory)) is not None:
@@ -342,7 +343,7 @@ class Cache:
 
 
 def _keyed(directory: Path) -> list[Path]:
-    """The directories in one of an op or a plan that are named by a key."""
+    """The subdirectories of an op's or a plan's directory that are named by a key."""
     return [path for path in subdirectories(directory) if is_digest(path.name)]
 
 

@@ -23,7 +23,7 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
 from op_builder.engine import precompiled
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, CompileStep, build_commands
-from op_builder.engine.kernels import try_kernels
+from op_builder.engine.kernels import compile_kernels
 from op_builder.engine.ninja import Progress, find_ninja, finished_outputs, run_ninja, write_file
 from op_builder.engine.objects import Objects, key_of_steps
 from op_builder.engine.publish import publish
@@ -207,11 +207,14 @@ class _Build:
         artifact = staging / self.plan.artifact_name
         inspection = inspect(artifact, self.plan, self.toolset)
         try:
-            kernels = try_kernels(artifact, self.plan, self.toolset, self.cache, staging / _LOG)
+            obstacle = compile_kernels(artifact, self.plan, self.toolset, self.cache, staging / _LOG)
         except CompileError as error:
             log = self._kept_log(staging)
             raise CompileError(self.plan.op, error.diagnostic, error.command, log, error.remedy) from None
-        return replace(inspection, check=f"{inspection.check}; {kernels}") if kernels else inspection
+        if obstacle is None:
+            return inspection
+        kernels = f"no kernel compiled: {obstacle}" if obstacle else "a kernel compiled"
+        return replace(inspection, check=f"{inspection.check}; {kernels}")
 
     def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
         missing = [step.depfile for step in commands.compile_steps if not (staging / step.depfile).exists()]

@@ -198,9 +198,12 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 
 
 def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list[str]) -> list[str]:
+    # To see through virtual calls GCC compiles each virtual function of torch's headers, 10,000 functions where 2,700
+    # do: a fifth of the time of a file with torch/extension.h, a third with that header precompiled.
+    is_quicker = plan.binding.uses_torch_cxx and toolset.cxx.is_gcc
     command = [
         *toolset.cxx.command,
-        *_quick_flags(plan, toolset.cxx),
+        *(["-fno-devirtualize"] if is_quicker else []),
         *([_MOST_ERRORS] if toolset.cxx.is_gcc else []),
         *flags,
         "-fPIC",
@@ -259,13 +262,6 @@ def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
     return [toolset.icpx.path, *flags, *plan.sycl.flags, *sycl_flags, "-x", "c++"]
 
 
-def _quick_flags(plan: BuildPlan, compiler: Compiler) -> list[str]:
-    # To see through virtual calls GCC compiles each virtual function of torch's headers, 10,000
-    # functions where 2,700 do: a fifth of the time of a file with torch/extension.h, a third with
-    # that header precompiled.
-    return ["-fno-devirtualize"] if plan.binding.uses_torch_cxx and compiler.is_gcc else []
-
-
 def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """What of torch the binary of ``plan`` names as needed."""
     if plan.binding is Binding.TVM_FFI:
@@ -309,7 +305,10 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     runtime: list[str] = []
     if toolset.cuda is not None:
         search.append(f"-L{toolset.cuda.library_dir}")
-        runtime = _cuda_runtime(plan, toolset.cuda)
+        # An op on torch's C++ API must share torch's runtime library; others link the CUDA runtime statically, so that
+        # they fit every torch of the driver.
+        is_shared = plan.binding.uses_torch_cxx
+        runtime = [toolset.cuda.runtime_flag] if is_shared else ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]
     sycl: list[str] = []
     if toolset.sycl is not None:
         search.append(f"-L{toolset.sycl.library_dir}")
@@ -347,14 +346,6 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         # Libraries that the author names are kept, because a library may only register itself.
         *(["-Wl,--no-as-needed", *link_flags, "-Wl,--as-needed"] if link_flags else []),
     )
-
-
-def _cuda_runtime(plan: BuildPlan, cuda: CudaToolkit) -> list[str]:
-    # An op on torch's C++ API must share torch's runtime library; others link the CUDA runtime statically, so that they
-    # fit every torch of the driver.
-    if not plan.binding.uses_torch_cxx:
-        return ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]
-    return [cuda.runtime_flag]
 
 
 def _system_includes(plan: BuildPlan) -> list[str]:

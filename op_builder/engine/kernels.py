@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from op_builder import env
-from op_builder.cache.store import Cache, Entry
+from op_builder.cache.store import Cache
 from op_builder.engine.try_load import needed_libraries
 from op_builder.errors import CompileError
 from op_builder.plan import BuildPlan
@@ -49,46 +49,25 @@ print({_MARK!r}, json.dumps([code, error.value.decode(errors="replace")]), flush
 """
 
 
-def try_kernels(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, log_path: Path) -> str:
-    """Have the SYCL runtime compile one kernel of a binary that was just built, for the devices of this machine.
+def compile_kernels(
+    artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, log_path: Path | None = None
+) -> str | None:
+    """Have the SYCL runtime compile kernels of a binary for the devices of this machine.
 
     Args:
-        log_path: of the build; the kernel compiler's messages are added to it.
+        log_path: of the build that has just made the binary: one kernel is compiled, and the compiler's messages are
+            added to the log. None: all kernels are compiled.
 
     Returns:
-        the outcome, for the manifest; empty for a binary without kernel texts.
-
-    Raises:
-        CompileError: the kernel compiler rejected it, or crashed.
-    """
-    if not _has_kernels(artifact, toolset):
-        return ""
-    obstacle = _compile(artifact, plan, toolset, cache, 1, log_path)
-    return f"no kernel compiled: {obstacle}" if obstacle else "a kernel compiled"
-
-
-def compile_all_kernels(entry: Entry, plan: BuildPlan, toolset: Toolset, cache: Cache) -> str:
-    """Have the SYCL runtime compile every kernel of a published binary, for the devices of this machine.
-
-    Returns:
-        why they were not compiled where that is not their fault; empty when they were.
+        why there is no device to compile for; empty when kernels were compiled, None for a binary without kernel texts.
 
     Raises:
         CompileError: the kernel compiler rejected one, or crashed.
     """
-    if not _has_kernels(entry.artifact, toolset):
-        return ""
-    obstacle = _compile(entry.artifact, plan, toolset, cache, _ALL, None)
-    return f"kernels not compiled: {obstacle}" if obstacle else ""
-
-
-def _has_kernels(artifact: Path, toolset: Toolset) -> bool:
-    """Whether the runtime compiles kernels of ``artifact``; icpx has compiled its own already."""
-    return toolset.sycl is not None and toolset.icpx is None and PREPARE.encode() in artifact.read_bytes()
-
-
-def _compile(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, limit: int, log_path: Path | None) -> str:
-    """Compile ``limit`` kernels; returns why there is no device to compile for, empty when they were compiled."""
+    # The runtime compiles texts in the binary; icpx has compiled its kernels already.
+    if toolset.sycl is None or toolset.icpx is not None or PREPARE.encode() not in artifact.read_bytes():
+        return None
+    limit = 1 if log_path is not None else _ALL
     environment = env.child_environment(**runtime_variables(toolset.sycl, cache.kernel_directory()))
     arguments = [str(artifact), str(limit), str(allowed_jobs([job_bytes(plan)])), *needed_libraries(plan, toolset)]
     child = run(bare_command(_CHILD, *arguments), timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)

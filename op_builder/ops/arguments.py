@@ -143,6 +143,25 @@ def whole_number(name: str, value: object, remedy: str = "") -> int:
     return number
 
 
+def bounded_int(name: str, value: object, least: int, most: int | None, remedy: str) -> int:
+    """Python's, NumPy's or torch's int, but no bool, from ``least`` to ``most``, or an OpArgumentError."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least or (most is not None and number > most):
+        raise OpArgumentError(f"{name} is {value!r}.", remedy)
+    return number
+
+
+def checked_shape(shape: Any, remedy: str) -> tuple[int, ...]:
+    """The lengths of a shape as ints of at least 0, or an OpArgumentError."""
+    try:
+        return tuple(bounded_int("a length in shape", length, 0, None, remedy) for length in shape)
+    except TypeError:
+        raise OpArgumentError(f"shape is {shape!r}.", remedy) from None
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Turn an argument error of a binding (csrc/bindings/tensor_checks.h) into an OpArgumentError."""
@@ -183,3 +202,8 @@ def is_overlapping(tensor: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as a vector of uint8."""
+    return tensor.detach().view(-1).view(torch.uint8)

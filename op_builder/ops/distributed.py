@@ -22,8 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from op_builder import env
 from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
-from op_builder.ops.comm.across import GiveUpNote, connect_hosts, require_across
-from op_builder.ops.comm.arguments import make_timeout
+from op_builder.ops.comm.across import CCLAcross, GiveUpNote, GlooAcross, require_across
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
 from op_builder.ops.comm.process_group import AccelProcessGroup, CollectiveCounts, Parts
@@ -64,7 +63,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     rank, size = options.group_rank, options.group_size
     made = MadeGroups(options.store, rank)
     store = made.store
-    timeout = make_timeout(options.timeout)
+    timeout = options.timeout or dist.distributed_c10d.default_pg_timeout
     members = tuple(options.global_ranks_in_group)
     name = _name(str(options.group_id), members)
     module, obstacle = _load()
@@ -77,7 +76,8 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
         collectives = _host_group(module, store, found, name, timeout.total_seconds())
         if len(found.hosts) > 1:
             note = GiveUpNote(store, rank)
-            bridge = connect_hosts(_common_across(facts), store, found, timeout, note)
+            make_bridge = CCLAcross if _common_across(facts) == "ccl" else GlooAcross
+            bridge = make_bridge(store, found, timeout, note) if found.is_leader else None
             collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
 

@@ -1,8 +1,8 @@
 """Instruction sets of this CPU, as the native kernels see them.
 
-The same answer as ``csrc/kernels/cpu/isa.cpp`` gives (a test compares the two), worked out
-without torch and without a compiler, so that the report can show it. The compiler flags for the CPU at hand are for ops
-that are built for this machine only: the project's own kernels are compiled for every instruction set.
+``csrc/kernels/cpu/isa.cpp`` gives the same answer (a test compares the two). This module needs neither torch nor a
+compiler, so that the report can show it. Its compiler flags are for ops that are built for this machine only: the
+project's own kernels are compiled for every instruction set.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _X86_MACHINES = ("x86_64", "amd64")
 _ARM_MACHINES = ("aarch64", "arm64")
 
-# What Linux calls the features each instruction set needs. The kernel drops from its list what it
-# does not save on a context switch, so these flags speak for CPU and operating system alike.
+# The features that each instruction set needs, by Linux's names. Linux does not list a feature whose registers it does
+# not save on a context switch, so these flags cover both the CPU and the operating system.
 _AVX2_FLAGS = frozenset({"avx", "avx2", "fma", "f16c"})
 _AVX512_FLAGS = _AVX2_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
@@ -51,7 +51,7 @@ def chosen_isa() -> str:
     """The instruction set that kernels will use: the best supported, or ``ACCEL_CPU_ISA``.
 
     Raises:
-        EnvironmentValueError: ``ACCEL_CPU_ISA`` names none that this machine can run.
+        EnvironmentValueError: ``ACCEL_CPU_ISA`` names an instruction set that this machine lacks.
     """
     name = env.ACCEL_CPU_ISA.get()
     return best_isa(supported_isas(), name)
@@ -72,7 +72,7 @@ def best_isa(supported: tuple[str, ...], cap: str | None) -> str:
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """Feature names of this CPU as Linux lists them, which are those it lets programs use."""
+    """The names of the CPU features that Linux lists, which are those that programs may use."""
     return frozenset((_cpu_fact("flags") or _cpu_fact("Features")).split())
 
 
@@ -82,7 +82,7 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def _cpu_fact(name: str, cpuinfo: Path = _CPUINFO) -> str:
-    """The first value of ``name`` in what Linux reports of the CPUs; empty where it is missing."""
+    """The first value of ``name`` in Linux's list of CPUs; empty if it is missing."""
     try:
         # Line by line: the kernel generates the text while it is read, and a machine may have hundreds of CPUs.
         with cpuinfo.open(errors="replace") as lines:

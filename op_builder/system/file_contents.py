@@ -1,4 +1,4 @@
-"""What a file or directory holds, and whether it is as it was: statuses, digests and names."""
+"""Contents and statuses of files, their digests, and the names in a directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _CLOCK_TICK_NS = 50_000_000
-_PIECE_BYTES = 1 << 16  # more would have the allocator ask the kernel each time
+_PIECE_BYTES = 1 << 16  # for larger buffers, the allocator calls the kernel each time
 
 
 def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
@@ -33,7 +33,7 @@ def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
 
 
 def last_touched_ns(status: tuple[int, ...] | None) -> int:
-    """When a file was last written, moved or replaced, in nanoseconds; of no file, later than anything.
+    """When a file was last written, moved or replaced, in nanoseconds; for a missing file, the largest number.
 
     The modification time is not enough: a file that is moved or copied may keep an old one.
     """
@@ -83,7 +83,7 @@ def content_sha256(path: str, *, through_links: bool = True, most_bytes: int = s
 
 
 def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
-    """The same of an open file, which is closed; ``path`` is for messages."""
+    """:func:`content_sha256` of an open file, which it closes; ``path`` is for messages."""
     digest = hashlib.sha256()
     with open(descriptor, "rb", buffering=0) as file:
         # Reading a device may not end.
@@ -98,10 +98,10 @@ def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
 
 
 def replace_text(path: Path, text: str, *, prefix: str) -> None:
-    """Write a file that everybody may read, in one step.
+    """Replace a file by one that everybody may read, in one step.
 
     Args:
-        prefix: of the name of the new file before, which a killed process leaves.
+        prefix: of the temporary file's name, which a killed process leaves behind.
     """
     handle, staged = tempfile.mkstemp(dir=path.parent, prefix=prefix)
     try:

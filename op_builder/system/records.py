@@ -1,11 +1,11 @@
-"""Records: small texts that are written and read back later, perhaps damaged, perhaps by another version.
+"""Records: small texts that may be damaged, or written by another version, when they are read.
 
 A record is a JSON object in ASCII. Its last member is a checksum of everything before it. A reader has a table with a
 check of each member, so that it gets values of the expected types and bounds, or a :class:`RecordError`.
 
-A :class:`Memo` keeps records of facts that cost a subprocess or much hashing to find. It is valid as long as the files
-it was worked out from keep their size and modification time. It only saves time: it may vanish, be damaged or be
-unwritable, and the fact is then worked out again.
+A :class:`Memo` keeps records of facts that cost a subprocess or much hashing to find. A fact is valid as long as the
+files that it depends on keep their size and modification time. A memo only saves time: if it is missing, damaged or not
+writable, the fact is computed again.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def read_text(path: Path, opened: Callable[[Path], int] = open_file) -> str:
     """The text of a record's file.
 
     Args:
-        opened: opens it; may raise an OSError for a file that is not believed.
+        opened: opens it; may raise an OSError for a file that is not trusted.
 
     Raises:
         OSError: it cannot be read.
@@ -129,7 +129,7 @@ def is_text(value: Any) -> bool:
 
 
 def is_string(value: Any) -> bool:
-    """Any text, which the system may not take."""
+    """Any text, also one that no file can have as its name."""
     return type(value) is str
 
 
@@ -234,8 +234,8 @@ class Memo:
 
     Args:
         directories: of the JSON files: all are read, and the first that is writable is written to.
-        create: sees that such a directory exists; raises an OSError if it cannot be written to.
-        open_file: opens a memo; raises an OSError for one that is not believed.
+        create: creates such a directory if it is missing; raises an OSError if it cannot be written.
+        open_file: opens a memo; raises an OSError for one that is not trusted.
     """
 
     def __init__(
@@ -250,21 +250,21 @@ class Memo:
         self._seen: dict[str, dict[str, Any]] = {}
 
     def get(
-        self, subject: str, schema: Schema, work_out: Callable[[], tuple[dict[str, Any], list[str]]]
+        self, subject: str, schema: Schema, compute: Callable[[], tuple[dict[str, Any], list[str]]]
     ) -> dict[str, Any]:
         """The fact about ``subject``.
 
         Args:
             subject: names the fact and everything it depends on in addition to files.
-            schema: of the fact; one that another version remembered and that differs is worked out again.
-            work_out: finds it; returns the fact (JSON values) and the files it depends on.
+            schema: of the fact; one of another version with other members is computed again.
+            compute: returns the fact (JSON values) and the files that it depends on.
         """
         name = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:_NAME_DIGITS] + _SUFFIX
         entry = self._valid(subject, name, schema)
         if entry is None:
-            fact, files = work_out()
+            fact, files = compute()
             entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
-            if None not in entry["files"].values():  # what is missing may be installed the next moment
+            if None not in entry["files"].values():  # a missing file may be installed the next moment
                 self._write(name, encode(entry, _MEMO_FORMAT))
         self._seen[subject] = entry
         found: dict[str, Any] = entry["fact"]

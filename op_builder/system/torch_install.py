@@ -1,7 +1,6 @@
 """Facts about the installed torch that builds and keys depend on.
 
-Importing torch takes a second or two, so this module does it only inside functions; by the
-time an op is loaded the caller's process has it imported anyway.
+Importing torch takes a second or two, so this module does it only inside functions.
 """
 
 import hashlib
@@ -81,18 +80,17 @@ def torch_install() -> TorchInstall:
 
 
 def header_stamp(memo: Memo) -> str:
-    """One short text that changes whenever torch, or a header of it, can have changed.
+    """A short text that differs whenever torch or one of its headers may differ.
 
-    It is made of its version, its revision and the hashes that its install record has of each header (hashing the 5,400
-    files themselves would take longer than a whole warm load may), and of nothing else in the record, which
-    also holds the place of the environment.
+    It consists of torch's version, its revision, and a digest of the headers' hashes in its install record. Hashing the
+    5,400 headers would take longer than a warm load. The rest of the record contains the environment's path.
     """
     import torch
 
     install = torch_install()
     record = _install_record(install)
 
-    def work_out() -> tuple[dict[str, Any], list[str]]:
+    def compute() -> tuple[dict[str, Any], list[str]]:
         if record is None:  # a source build, or a distribution's package: version.py is rewritten by each build
             text = (install.root / "version.py").read_text(encoding="utf-8")
             return {"sha256": hashlib.sha256(text.encode()).hexdigest()}, [str(install.root / "version.py")]
@@ -100,7 +98,7 @@ def header_stamp(memo: Memo) -> str:
         headers = sorted(line for line in lines if line.startswith("torch/include/"))
         return {"sha256": hashlib.sha256("\n".join(headers).encode()).hexdigest()}, [str(record)]
 
-    digest = memo.get(f"torch headers of {record or install.root}", SHA256_FACT, work_out)["sha256"][:16]
+    digest = memo.get(f"torch headers of {record or install.root}", SHA256_FACT, compute)["sha256"][:16]
     return f"{install.version} {getattr(torch.version, 'git_version', '')} {digest}"
 
 

@@ -117,7 +117,7 @@ def _nvccs_of_wheels() -> dict[int, str]:
 
 
 def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
-    def work_out() -> tuple[dict[str, Any], list[str]]:
+    def compute() -> tuple[dict[str, Any], list[str]]:
         version = run([nvcc, "--version"])
         found = re.search(r"release (\d+)\.(\d+).*?(V[\d.]+)", version.output)
         if not version.ok or found is None:
@@ -132,7 +132,7 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3]}
         return fact, [os.path.realpath(nvcc), proper, *run_by_script(nvcc)]
 
-    fact = memo.get(f"nvcc {nvcc}", _ANSWER, work_out)
+    fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute)
     major, minor = fact["version"]
     return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"])
 

@@ -145,9 +145,9 @@ def named_files(flags: Iterable[str]) -> list[str]:
 
 
 def linked_files(flags: Iterable[str]) -> list[str]:
-    """The files that link flags name and that end up in the binary or steer the link: archives, objects, scripts.
+    """The files that link flags name and that affect the binary: archives, objects, linker scripts.
 
-    A shared library is only named in the binary, whatever it contains. What else the linker finds, it lists.
+    Shared libraries do not: the binary contains only their names. The linker lists the other files that it reads.
     """
     flags = list(flags)
     names = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in _values("-l", flags)]
@@ -157,12 +157,12 @@ def linked_files(flags: Iterable[str]) -> list[str]:
 
 
 def contents_of(files: Iterable[str]) -> list[str]:
-    """``name:sha256`` of each file, whatever its place."""
+    """``name:sha256`` of each file, without its directory."""
     return [f"{os.path.basename(name)}:{file_sha256(name)}" for name in files]
 
 
 def _values(flag: str, words: Iterable[str]) -> list[str]:
-    """What a flag is given, in one word with it or in the next."""
+    """The values of a flag, in the same word or in the next one."""
     rest = iter(words)
     return [word.removeprefix(flag) or next(rest, "") for word in rest if word.startswith(flag)]
 

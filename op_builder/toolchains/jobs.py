@@ -78,7 +78,7 @@ class JobBudget:
         with self._changed:
             while self._free < enough:
                 if cancel.is_set():
-                    raise BuildCancelled("The build was stopped before it began.")
+                    raise BuildCancelled("The build was cancelled before it began.")
                 self._changed.wait(_LOOK_S)
             taken = min(wanted, self._free)
             self._free -= taken

@@ -74,14 +74,14 @@ def remembered_failure_of(
         subject: everything the outcome depends on in addition to ``sources`` and ``files``.
     """
 
-    def work_out() -> tuple[dict[str, Any], list[str]]:
+    def compute() -> tuple[dict[str, Any], list[str]]:
         failure = failure_of(command, sources, timeout_s)
         if failure:
             raise _ProbeFailed(failure)
         return {"worked": True}, files
 
     try:
-        memo.get(f"probe {subject} {sources}", {"worked": is_flag}, work_out)
+        memo.get(f"probe {subject} {sources}", {"worked": is_flag}, compute)
     except _ProbeFailed as failed:
         return str(failed)
     return ""

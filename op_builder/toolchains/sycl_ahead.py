@@ -70,7 +70,7 @@ def find_icpx(memo: Memo) -> SyclCompiler:
         raise ToolchainError("icpx is not on PATH.", "Install Intel's oneAPI DPC++ compiler and source its setvars.sh.")
     path = os.path.realpath(found)
 
-    def work_out() -> tuple[dict[str, Any], list[str]]:
+    def compute() -> tuple[dict[str, Any], list[str]]:
         # A warm load has the answer in the memo.
         from op_builder.toolchains.compiler_probe import predefined_macros, run_by_script, version_line
 
@@ -79,7 +79,7 @@ def find_icpx(memo: Memo) -> SyclCompiler:
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
         return {"version": version_line(answer.output, predefined_macros((found,)))}, [path, *run_by_script(found)]
 
-    return SyclCompiler(path, memo.get(f"icpx {path}", {"version": is_text}, work_out)["version"])
+    return SyclCompiler(path, memo.get(f"icpx {path}", {"version": is_text}, compute)["version"])
 
 
 def target_devices() -> tuple[str, ...]:

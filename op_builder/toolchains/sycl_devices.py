@@ -114,7 +114,7 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
     drivers = env.OCL_ICD_FILENAMES.raw() or variables.get(env.OCL_ICD_FILENAMES.name, "")
     subject = f"sycl devices, kernel compiler: {runtime.prefix} {runtime.version} {drivers} {compiler}"
 
-    def work_out() -> tuple[dict[str, Any], list[str]]:
+    def compute() -> tuple[dict[str, Any], list[str]]:
         child = run(
             bare_command(_CHILD, compiler, *map(str, brought), str(library)),
             timeout_s=_TIMEOUT_S,
@@ -131,7 +131,7 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
         return fact, [str(path) for path in files] if is_whole else ["/nothing"]
 
     try:
-        fact = memo.get(subject, _ANSWER, work_out)
+        fact = memo.get(subject, _ANSWER, compute)
     except ToolchainError as error:
         return DevicesAnswer((), error.message)
     devices = tuple(SyclDevice(**device) for device in fact["devices"])

@@ -1,8 +1,8 @@
-"""The tools that build one plan, identified without running them on the warm path.
+"""The tools that build a plan, identified without running them in a warm load.
 
-The identity of a compiler is its path, version and target. Asking it costs a subprocess, so the answer is memoised
-against the files that make it: the driver, and the compiler proper behind it (``cc1plus``, ``clang``), so that an
-upgrade behind a wrapper script is noticed too.
+The identity of a compiler is its path, version and target. To find them costs a subprocess, so a memo keeps them as
+long as the compiler's files are unchanged: the driver and the compiler that it starts (``cc1plus``, ``clang``), so that
+an upgrade behind a wrapper script counts, too.
 """
 
 import itertools
@@ -53,7 +53,7 @@ class Compiler(NamedTuple):
 
     @property
     def itself(self) -> str:
-        """Which program it is, whatever flags ``command`` gives it."""
+        """Its identity without the flags in ``command``."""
         return " | ".join([self.path, self.version, self.target])
 
     @property
@@ -62,21 +62,21 @@ class Compiler(NamedTuple):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Those inside ``command``."""
+        """The flags in ``command``."""
         return self.command[self.command.index(self.program) + 1 :]
 
     @property
     def flags_text(self) -> str:
-        """The same, as a shell takes them."""
+        """The flags in ``command``, quoted for a shell."""
         if not self.flags:
             return ""
-        import shlex  # 0.2 ms, and few compilers are named with flags
+        import shlex  # 0.2 ms, and few commands have flags
 
         return shlex.join(self.flags)
 
     @property
     def program(self) -> str:
-        """The compiler's own word of ``command``, without launcher and flags."""
+        """The word of ``command`` that names the compiler, after a launcher such as ccache."""
         return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
 
 
@@ -84,7 +84,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
     """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else that of the package ziglang.
 
     Args:
-        target: the platform to compile for; one that is named is compiled for by ziglang alone.
+        target: the platform to compile for, by ziglang; None for this machine and any compiler.
 
     Raises:
         ToolchainError: it is missing, or it does not answer ``--version``.
@@ -133,7 +133,7 @@ def _find_packaged(memo: Memo, target: "Target") -> Compiler:
 
 
 def is_packaged(compiler: Compiler) -> bool:
-    """Whether it is that of the package ziglang, found because PATH has none."""
+    """Whether it is the package ziglang's, used because PATH has no compiler."""
     return env.CXX.get() is None and compiler.is_zig
 
 
@@ -144,20 +144,20 @@ def _words(command: str) -> list[str]:
 
 
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
-    """Version and target of the compiler started by ``command``, from the memo where it is valid."""
+    """The compiler that ``command`` starts; its version and target come from the memo if they are there."""
     # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
     words = [word for word in command if not word.startswith("-")]
     names = [os.path.basename(word) for word in words]
-    of_zig = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
-    programs = [found for found in (shutil.which(word) for word in words[: of_zig + 1]) if found]
+    zig_at = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
+    programs = [found for found in (shutil.which(word) for word in words[: zig_at + 1]) if found]
     path = os.path.realpath(programs[-1])
 
-    def work_out() -> tuple[dict[str, Any], list[str]]:
+    def compute() -> tuple[dict[str, Any], list[str]]:
         from op_builder.toolchains.compiler_probe import ask_compiler  # 1 ms; a warm load has the answer in the memo
 
         return ask_compiler(command, programs)
 
-    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, work_out)
+    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, compute)
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])
 
 
@@ -166,9 +166,9 @@ class Toolset(NamedTuple):
 
     Attributes:
         cxx: the host compiler.
-        cuda: only where the plan has CUDA sources.
-        sycl: the SYCL runtime, only where the plan is SYCL's.
-        icpx: the SYCL compiler, only where the plan has SYCL sources.
+        cuda: None for a plan without CUDA sources.
+        sycl: the SYCL runtime; None for a plan without SYCL.
+        icpx: the SYCL compiler; None for a plan without SYCL sources.
     """
 
     cxx: Compiler
@@ -178,7 +178,7 @@ class Toolset(NamedTuple):
 
     @property
     def identities(self) -> dict[str, str]:
-        """What of the tools counts in the key, by its name there."""
+        """The parts of the key that identify the tools."""
         known = {"c++ compiler": self.cxx.itself}
         if self.cxx.flags:
             known["flags in CXX"] = " ".join([self.cxx.flags_text, *contents_of(named_files(self.cxx.flags))])

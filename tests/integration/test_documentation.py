@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.foreign_package import ROOT, python
+from tests.support.launching import free_port
+
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # extending.md has tests of its own, which build and install what it shows. oneCCL and transformers are optional.
 PAGES = [
@@ -26,25 +24,6 @@ OPTIONAL = re.compile("CCLCommBuilder|TrainingArguments")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     blocks = [block for block in BLOCK.findall(page.read_text(encoding="utf-8")) if not OPTIONAL.search(block)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "ACCEL_ACCELERATOR": "cpu",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = python("-c", "\n".join(blocks), cwd=tmp_path, ACCEL_ACCELERATOR="cpu", **group)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.foreign_package import python
 
 # Everything that importing might do is recorded by Python's own audit events, so nothing is replaced.
 WATCH = """
@@ -37,61 +34,33 @@ assert not loaded & heavy, loaded & heavy
 
 def run_isolated(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a new process whose home, cache, temporary and current directories are new and empty."""
-    places = {name: tmp_path / name for name in ("home", "cache", "xdg", "tmp", "cwd")}
+    places = {name: tmp_path / name for name in ("HOME", "ACCEL_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR", "CWD")}
     for place in places.values():
         place.mkdir()
-    environment = env.child_environment(
-        HOME=str(places["home"]),
-        ACCEL_CACHE_DIR=str(places["cache"]),
-        XDG_CACHE_HOME=str(places["xdg"]),
-        TMPDIR=str(places["tmp"]),
-        PYTHONPATH=str(ROOT),
-        PYTHONDONTWRITEBYTECODE="1",
-        ACCEL_ACCELERATOR=None,
-        DS_ACCELERATOR=None,
-    )
-    return subprocess.run(
-        [sys.executable, "-c", WATCH + code + REPORT],
-        cwd=places["cwd"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables: dict[str, str | None] = {name: str(place) for name, place in places.items()}
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1", "ACCEL_ACCELERATOR": None, "DS_ACCELERATOR": None}
+    return python("-c", WATCH + code + REPORT, cwd=places["CWD"], **variables)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(
-            "import accelerator, op_builder\nassert not {'logging', 'typing'} & set(sys.modules)\n", id="the packages"
-        ),
-        pytest.param("import op_builder, accelerator\n", id="the other way round"),
-        pytest.param("from accelerator import get_accelerator, set_accelerator\n", id="the entry points"),
-        pytest.param("import op_builder; op_builder.__version__; dir(op_builder)\n", id="looking at the package"),
-        pytest.param(
-            "import accelerator, op_builder.env, op_builder.errors\n"
-            "from accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST\n"
-            "from accelerator.abstract_accelerator import DeepSpeedAccelerator\n",
-            id="names and errors",
-        ),
-    ],
-)
+CODES = {
+    "the packages": "import accelerator, op_builder\nassert not {'logging', 'typing'} & set(sys.modules)\n",
+    "the other way round": "import op_builder, accelerator\n",
+    "the entry points": "from accelerator import get_accelerator, set_accelerator\n",
+    "looking at the package": "import op_builder; op_builder.__version__; dir(op_builder)\n",
+    "names and errors": "import accelerator, op_builder.env, op_builder.errors\n"
+    "from accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST\n"
+    "from accelerator.abstract_accelerator import DeepSpeedAccelerator\n",
+    "builders without torch": "from op_builder.builder import OpBuilder, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder\n"
+    "import op_builder.cpu, op_builder.cuda, op_builder.xpu\n"
+    "op_builder.cpu.CPUAdamBuilder()\n"
+    "assert 'torch' not in sys.modules and 'rich' not in sys.modules\n"
+    "modules |= set(sys.modules)\n",  # subprocess may be imported here, not started
+}
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_importing_starts_imports_and_writes_nothing(code: str, tmp_path: Path) -> None:
     done = run_isolated(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == done.stderr == ""
-    assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []
-
-
-def test_the_builder_classes_can_be_imported_without_torch(tmp_path: Path) -> None:
-    code = (
-        "from op_builder.builder import OpBuilder, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder\n"
-        "import op_builder.cpu, op_builder.cuda, op_builder.xpu\n"
-        "op_builder.cpu.CPUAdamBuilder()\n"
-        "assert 'torch' not in sys.modules and 'rich' not in sys.modules\n"
-        "modules |= set(sys.modules)\n"  # subprocess may be imported here, not started
-    )
-    done = run_isolated(code, tmp_path)
-    assert done.returncode == 0, done.stderr
     assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []

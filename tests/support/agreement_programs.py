@@ -181,35 +181,6 @@ def mismatches(rank: int, size: int, directory: str, name: str = "") -> dict[str
     return raised
 
 
-def callbacks(rank: int, size: int, directory: str, backend: str = "accel") -> bool:
-    """Callbacks of futures issue collectives and wait for them, several deep, for works of ours and of gloo's."""
-    start(backend, rank, size, directory)
-
-    def nested(depth: int, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.ones(3, dtype=dtype)
-        future = dist.all_reduce(tensor, async_op=True).get_future()
-        if depth == 0:
-            return future.wait()[0]
-        return future.then(lambda done: done.value()[0] + nested(depth - 1, dtype)).wait()
-
-    for dtype in (torch.float32, DOUBLE):
-        for depth in range(4):
-            assert nested(depth, dtype).tolist() == [size * (depth + 1)] * 3
-        inside = torch.ones(2, dtype=dtype)
-        work = dist.all_reduce(torch.ones(2, dtype=dtype), async_op=True)
-        following = work.get_future().then(lambda _: dist.all_reduce(inside))  # noqa: B023  # synchronous
-        work.wait()
-        assert work.get_future().done()
-        following.wait()
-        assert inside.tolist() == [size] * 2
-    # Many futures, some before and some after their collective is finished.
-    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(20)]
-    futures = [work.get_future().then(lambda done: done.value()[0].sum()) for work in works]
-    assert [future.wait().item() for future in futures] == [2 * size] * 20
-    stop()
-    return True
-
-
 def power_sgd(rank: int, size: int, directory: str, backend: str) -> list[float]:
     """The losses of DDP with torch's PowerSGD hook, whose callbacks run collectives."""
     start(backend, rank, size, directory)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.support.waiting import has_ended
 
 # For tests that run g++ themselves, or whose sources need more than ziglang's clang offers.
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
@@ -37,31 +37,18 @@ def shared_library(path: Path, text: str, *options: str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
 class EndlessCompiler:
     """A compiler that logs its own start and that of a child process, and then never ends."""
 
-    path: Path
-    log: Path
-
-    @staticmethod
-    def make(directory: Path) -> EndlessCompiler:
-        require_program("g++")
-        path, log = directory / "slow-g++", directory / "started"
-        compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{log}; wait'
-        program(path, f'case "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac')
-        return EndlessCompiler(path, log)
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "started"
+        compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{self.log}; wait'
+        body = f'case "$*" in *-MD*) {compiling};; *) exec {require_program("g++")} "$@";; esac'
+        self.path = program(directory / "slow-g++", body)
 
     def processes(self) -> list[int]:
         """The process ids that were logged; empty before the start."""
         return [int(word) for word in self.log.read_text().split()] if self.log.exists() else []
 
     def ended(self) -> bool:
-        return not any(map(_runs, self.processes()))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return all(map(has_ended, self.processes()))

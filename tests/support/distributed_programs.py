@@ -47,8 +47,8 @@ def stop() -> None:
 
 
 def small_integers(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Values whose sums every type holds exactly, other ones on each rank."""
-    return (torch.arange(numel) % 7 - 3 + rank).to(dtype)
+    """Values whose sums and products every type holds exactly, other ones on each rank."""
+    return (torch.arange(numel) % 5 + rank).to(dtype)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,8 +58,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def expected(size: int, numel: int, dtype: torch.dtype, op: str) -> torch.Tensor:
     every = torch.stack([small_integers(rank, numel, torch.float64) for rank in range(size)])
-    reduced = {"sum": every.sum(0), "avg": every.mean(0), "max": every.amax(0), "min": every.amin(0)}[op]
-    return reduced.to(dtype)
+    reductions: dict[str, Callable[..., torch.Tensor]] = {"product": torch.prod, "max": torch.amax, "min": torch.amin}
+    reductions |= {"sum": torch.sum, "avg": torch.mean}
+    return reductions[op](every, 0).to(dtype)
 
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -184,39 +185,6 @@ def method_names(rank: int, size: int, directory: str) -> dict[str, Any]:
     return counted
 
 
-def asynchronous(rank: int, size: int, directory: str) -> bool:
-    """Works: in order, with futures, polled, and while the other ranks wait for something else."""
-    start("accel", rank, size, directory)
-    tensors = [torch.full((100,), float(number + rank)) for number in range(20)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    sync = torch.ones(3)
-    dist.all_reduce(sync)  # behind them
-    assert torch.equal(sync, torch.full((3,), float(size)))
-    for number, (tensor, work) in enumerate(zip(tensors, works, strict=True)):
-        assert work.is_completed()
-        assert work.wait()
-        assert torch.equal(tensor, torch.full((100,), float(number * size + sum(range(size)))))
-    polled = torch.ones(1000)
-    work = dist.all_reduce(polled, async_op=True)
-    future = work.get_future()
-    assert torch.equal(future.wait()[0], torch.full((1000,), float(size)))
-    assert work.is_completed()
-    assert work.is_success()
-    assert torch.equal(work.get_future().then(lambda done: done.value()[0] * 2).wait(), polled * 2)
-    # Rank 0 starts a collective and continues; rank 1 joins only after it has received what rank 0 sends afterwards.
-    late = torch.ones(10)
-    if rank == 0:
-        work = dist.all_reduce(late, async_op=True)
-        dist.send(torch.ones(1), 1)
-    else:
-        dist.recv(torch.empty(1), 0)
-        work = dist.all_reduce(late, async_op=True)
-    work.wait()
-    assert torch.equal(late, torch.full((10,), float(size)))
-    stop()
-    return True
-
-
 def groups(rank: int, size: int, directory: str) -> int:
     """A subset of the ranks, several groups of the same ranks, and a device mesh; collectives of the subset."""
     start("accel", rank, size, directory)
@@ -267,7 +235,7 @@ def failure_of(function: Callable[[], object]) -> str:
     """The class and text of what a function raises, and the rank that the error names."""
     try:
         function()
-    except (RuntimeError, KeyboardInterrupt) as error:
+    except RuntimeError as error:
         return f"{type(error).__name__}: {error} [{getattr(error, 'rank', None)}]"
     return ""
 
@@ -300,17 +268,11 @@ def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
 def one_host_fails(rank: int, size: int, directory: str, how: str) -> list[str]:
     """Ranks 0 and 1 are one host, and fail between themselves; what each rank raises."""
     start("accel", rank, size, directory)
-    signal.signal(signal.SIGUSR1, signal.default_int_handler)
     dist.all_reduce(torch.ones(10))
     if rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 1 and how == "interrupted":
-        wait_until_asleep(pid_of(directory, 0))
-        os.kill(pid_of(directory, 0), signal.SIGUSR1)
-        wait_until(Path(directory, "failed0").exists)
-    return failures(
-        rank, size, directory, lambda: dist.all_reduce(torch.ones(11 if rank == 1 and how == "mismatch" else 10))
-    )
+    count = 11 if rank == 1 else 10
+    return failures(rank, size, directory, lambda: dist.all_reduce(torch.ones(count)))
 
 
 def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:

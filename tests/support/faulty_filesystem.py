@@ -1,9 +1,8 @@
 """A file system that fails as a file's name says: a FUSE mount over a directory. Run as a program it serves one mount.
 
-Names begin with what happens: ``short`` (each request does a part), ``held`` (reads wait for a file ``released`` in the
-backing directory, up to a minute), ``busy`` (EBUSY until there is that file), ``lies`` (each read gives another last
-byte), ``EIO-4096`` and so on (that error for every request that contains that byte), ``cut-4096`` (the first read
-truncates the file there). All others are sound.
+Names begin with what happens: ``short`` (each request does a part), ``busy`` (EBUSY until there is a file ``released``
+in the backing directory), ``lies`` (each read gives another last byte), ``EIO-4096`` and so on (that error for every
+request that contains that byte), ``cut-4096`` (the first read truncates the file there). All others are sound.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import mfusepy
@@ -35,11 +32,8 @@ class FaultyDirectory(mfusepy.Operations):
         fault, at = self._fault(path)
         if fault in errno.errorcode.values() and offset <= at < offset + size:
             raise OSError(getattr(errno, fault), fault)
-        if fault == "busy" and not self._is_released():
+        if fault == "busy" and not os.path.exists(f"{self._backing}/released"):
             raise OSError(errno.EBUSY, fault)
-
-    def _is_released(self) -> bool:
-        return os.path.exists(f"{self._backing}/released")
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)
@@ -54,12 +48,6 @@ class FaultyDirectory(mfusepy.Operations):
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         fault, at = self._fault(path)
         self._fail(path, size, offset)
-        if fault == "held":
-            deadline = time.monotonic() + 60
-            while not self._is_released():
-                if time.monotonic() > deadline:
-                    raise OSError(errno.EIO, fault)
-                time.sleep(0.01)
         if fault == "cut":
             os.truncate(self._backing + path, at)
         if fault == "short":
@@ -96,4 +84,4 @@ def main(backing: str, mountpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(str, map(Path, sys.argv[1:])))
+    main(*sys.argv[1:])

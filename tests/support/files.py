@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.system import storage_engines
 
@@ -18,6 +21,11 @@ def random_bytes(size: int, seed: int = 0, dtype: torch.dtype = torch.uint8) -> 
     """``size`` elements of random bits."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (size * dtype.itemsize,), dtype=torch.uint8, generator=generator).view(dtype)
+
+
+def fake_tensor(size: int = 4) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(size)
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -34,9 +42,15 @@ def cache_only(path: Path, size_bytes: int) -> None:
         file.read(size_bytes)
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Return when ``is_so()``; fail after a generous time."""
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+@contextmanager
+def mounted(mount: Path, *options: object) -> Iterator[None]:
+    """A file system mounted there, by mount(8)."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    mount.mkdir()
+    if subprocess.run(["mount", *options, mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("such a file system cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=False)

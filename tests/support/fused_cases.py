@@ -9,11 +9,10 @@ import torch
 
 from op_builder.ops.optim.fused_op import FusedOp
 from tests.support.optimizer_reference import ADAM, AMSGRAD, LAMB, LION, Kind
-from tests.support.training_tensors import Tensors
+from tests.support.training_tensors import Tensors, guarded
 
 CHUNK = 65536
 FUSED_KINDS = (ADAM, AMSGRAD, LION, LAMB)
-GUARD = 16  # elements around each tensor
 
 
 def lists_of(cases: Sequence[Tensors]) -> list[list[torch.Tensor]]:
@@ -40,21 +39,7 @@ def apply(
     update(CHUNK, flag, lists_of(cases), **given)
 
 
-def moved(tensors: Tensors, offsets: Sequence[int], device: str = "cpu") -> Tensors:
+def moved(tensors: Tensors, offsets: Sequence[int] = (0,) * 5, device: str = "cpu") -> Tensors:
     """Copies on a device that lie that many elements behind an aligned address, between guards."""
     places = iter(offsets)
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        begin = GUARD + next(places)
-        storage = torch.full((begin + tensor.numel() + GUARD,), 0.5, dtype=tensor.dtype, device=device)
-        return storage[begin : begin + tensor.numel()].copy_(tensor)
-
-    return tensors.map(copy)
-
-
-def assert_guards_untouched(tensors: Tensors) -> None:
-    for tensor in tensors:
-        storage = tensor.new_empty(0).set_(tensor.untyped_storage())
-        begin = tensor.storage_offset()
-        assert (storage[:begin] == 0.5).all()
-        assert (storage[begin + tensor.numel() :] == 0.5).all()
+    return tensors.map(lambda tensor: guarded(tensor, next(places), device))

@@ -8,10 +8,10 @@ killed_writer.py loop DIR      save 1, 2, 3, ... forever, and print each number 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,7 @@ def die_at(point: int) -> None:
 def steps(directory: Path) -> None:
     """Print for each point: the value found, files before the store is opened again, files after."""
     TensorStore(directory).save("x", value(0))  # and the op is loaded
-    survived = False
-    point = 0
-    while not survived:
+    for point in itertools.count():
         TensorStore(directory).save("x", value(0))
         child = os.fork()
         if child == 0:
@@ -73,30 +71,17 @@ def steps(directory: Path) -> None:
             die_at(point)
             store.save("x", value(1))
             os._exit(0)
-        survived = os.waitpid(child, 0)[1] == 0
-        point += 1
+        has_survived = os.waitpid(child, 0)[1] == 0
         files = len(os.listdir(directory))
         (found,) = TensorStore(directory).load("x").unique().tolist()
-        print(int(found), files, files_after_opening(directory))
-
-
-def files_after_opening(directory: Path) -> int:
-    """How many files there are once a store was opened."""
-    # The kernel closes a killed process's io_uring, and its files, a moment after the process.
-    deadline = time.monotonic() + 60
-    while True:
-        TensorStore(directory)
-        files = os.listdir(directory)
-        if not any(file.endswith(".partial") for file in files) or time.monotonic() > deadline:
-            return len(files)
-        time.sleep(0.01)
+        print(int(found), files, len(os.listdir(directory)))
+        if has_survived:
+            return
 
 
 def loop(directory: Path) -> None:
     store = TensorStore(directory)
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         store.save("x", value(number))
         os.write(1, b"%d\n" % number)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120  # only a guard against hangs
@@ -128,13 +129,6 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def wait_until(condition: Callable[[], object], message: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, message()
-        time.sleep(0.02)
 
 
 class Started:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.host_op import HostOp
-from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from tests.support.optimizer_reference import ADAM, FLOATS, LAMB, Kind, make_tensors
-from tests.support.packed_reference import decode_8bit, encode_8bit, random16, random_key, stochastic_bfloat16
+from tests.support.training_tensors import guarded
 
 FLOAT32, AS_PARAM, STOCHASTIC, PACKED = STORAGES = ("float32", "as param", "stochastic", "8 bits")
 LENGTHS = (0, 1, 15, 17, 255, 256, 257, 1000, 2049)
-GUARD_BYTES = 64
-GUARD = 0xA5
+# Of 8-bit codes, by whether the state is non-negative: the place of zero; what the largest stands for before its scale.
+ZERO = {False: 2.0**-15, True: 2.0**-31}
+LARGEST = {sign: torch.tensor(1.875 - zero).item() for sign, zero in ZERO.items()}  # as a float32
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,6 @@ class Case:
         by_storage = {FLOAT32: torch.float32, STOCHASTIC: torch.bfloat16, PACKED: torch.uint8}
         return by_storage.get(self.storage, self.param)
 
-    def __str__(self) -> str:
-        names = [str(dtype)[6:] for dtype in (self.param, self.grad, self.copy) if dtype is not None]
-        return "-".join((self.kind.name, *names, self.storage))
-
     def settings(self, **arguments: Any) -> Pass:
         return Pass(stochastic=self.storage == STOCHASTIC, **arguments)
 
@@ -66,78 +64,85 @@ def all_cases(kind: Kind) -> list[Case]:
     return [Case(*each, offset=next(offsets), kind=kind) for each in types]
 
 
-@dataclass
-class Guarded:
-    """Tensors that lie between guard bytes."""
-
-    lists: TensorLists
-    storages: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
-
-    def assert_guards_untouched(self) -> None:
-        for storage, begin, end in self.storages:
-            assert (storage[:begin] == GUARD).all()
-            assert (storage[end:] == GUARD).all()
-
-
-def make(case: Case) -> Guarded:
-    """The tensors of a case, of a training run's magnitudes; the same each time."""
+def make(case: Case) -> TensorLists:
+    """The tensors of a case, of a training run's magnitudes, between guards; the same each time."""
     names = case.kind.states
-    guarded = Guarded(TensorLists([], [], [[] for _ in names], [[] for _ in names if case.storage == PACKED], []))
-
-    def lay(values: torch.Tensor) -> torch.Tensor:
-        begin = GUARD_BYTES + case.offset * values.itemsize
-        size = values.numel() * values.itemsize
-        storage = torch.full((begin + size + GUARD_BYTES,), GUARD, dtype=torch.uint8)
-        guarded.storages.append((storage, begin, begin + size))
-        view = storage.view(torch.uint8)[begin : begin + size].view(values.dtype)
-        return view.copy_(values)
-
-    lists = guarded.lists
+    lists = TensorLists([], [], [[] for _ in names], [[] for _ in names if case.storage == PACKED], [])
     for place, numel in enumerate(case.lengths):
         tensors = make_tensors(case.kind, numel, case.param, case.grad, seed=case.seed * 1000 + place)
-        lists.params.append(lay(tensors.param))
-        lists.grads.append(lay(tensors.grad))
+        lists.params.append(guarded(tensors.param, case.offset))
+        lists.grads.append(guarded(tensors.grad, case.offset))
         for k, state in enumerate(tensors.states):
             if case.storage == PACKED:
-                codes, scales = encode_8bit(state, torch.zeros(numel, dtype=torch.int64), names[k].endswith("sq"))
-                lists.states[k].append(lay(codes))
-                lists.scales[k].append(lay(scales))
+                codes, scales = packed_states.encoded(state, names[k].endswith("sq"))
+                lists.states[k].append(guarded(codes, case.offset))
+                lists.scales[k].append(guarded(scales, case.offset))
             else:
-                lists.states[k].append(lay(state.to(case.state)))
+                lists.states[k].append(guarded(state.to(case.state), case.offset))
         if case.copy is not None:
-            lists.copies.append(lay(torch.zeros(numel, dtype=case.copy)))
-    return guarded
+            lists.copies.append(guarded(torch.zeros(numel, dtype=case.copy), case.offset))
+    return lists
 
 
-def update_apart(module: HostOp, case: Case, lists: TensorLists, step: int, options, also: Pass) -> None:
-    """What ``module.update_list`` should do, with plain updates of one float32-state tensor each and torch."""
-    fused = module.isa != "baseline"  # which has no instruction for it
-    squared = [name.endswith("sq") for name in case.kind.states]
+def update_apart(
+    module: HostOp, case: Case, lists: TensorLists, step: int, options: Sequence[float], also: Pass
+) -> list[list[torch.Tensor]]:
+    """Do what ``module.update_list`` should, with plain updates of one tensor each and functions of torch.
+
+    Returns:
+        The new states as they are before they are stored.
+    """
+    new: list[list[torch.Tensor]] = [[] for _ in lists.states]
     for i, (param, grad) in enumerate(zip(lists.params, lists.grads, strict=True)):
         scaled = grad.float() * torch.tensor(also.grad_scale)
-        packed = [state[i] for state in lists.states]
+        states = [state[i] for state in lists.states]
         if case.storage == PACKED:
-            states = [decode_8bit(packed[k], lists.scales[k][i], squared[k]) for k in range(len(packed))]
-        elif case.kind is LAMB:  # its second pass finds the states as they are stored
-            states = packed
-        else:
-            states = [state.float() for state in packed]
+            scales = [scale[i] for scale in lists.scales]
+            signs = [name.endswith("sq") for name in case.kind.states]
+            states = [packed_states.decoded(*each) for each in zip(states, scales, signs, strict=True)]
+        elif case.kind is not LAMB:  # its second pass finds the states as they are stored
+            states = [state.float() for state in states]
         module.update_list(TensorLists([param], [scaled], [[state] for state in states]), step, options)
-        key = random_key(also.seed, step, lists.places[i] if lists.places else i)
-        for k, state in enumerate(states):
-            random = random16(key, param.numel(), k, "8bit" if case.storage == PACKED else "bfloat16")
-            if case.storage == PACKED:
-                codes, scales = encode_8bit(state, random, squared[k], fused=fused)
-                packed[k].copy_(codes)
-                lists.scales[k][i].copy_(scales)
-            elif case.storage == STOCHASTIC:
-                packed[k].copy_(stochastic_bfloat16(state, random))
-            else:
-                packed[k].copy_(state)
         if lists.copies:
             lists.copies[i].copy_(param)
         if also.zero_grads:
             grad.zero_()
+        for members, state in zip(new, states, strict=True):
+            members.append(state)
+    return new
+
+
+def assert_stored(lists: TensorLists, new: list[list[torch.Tensor]], case: Case) -> None:
+    """Raise unless the states are those of :func:`update_apart`, rounded as their storage does."""
+    for k, name in enumerate(case.kind.states):
+        for i, exact in enumerate(new[k]):
+            found = lists.states[k][i]
+            if case.storage == PACKED:
+                assert_near_8bit(found, lists.scales[k][i], exact, name.endswith("sq"))
+            elif case.storage == STOCHASTIC:  # the next number towards zero, or away from it
+                bits = exact.view(torch.int32)
+                up = found.view(torch.int16).int() - (bits >> 16)
+                assert ((up == 0) | (up == 1) & (bits & 0xFFFF != 0)).all(), f"{case} {name} {i}"
+            else:
+                assert torch.equal(found, exact.to(found.dtype)), f"{case} {name} {i}"
+
+
+def step_of(scaled: torch.Tensor, non_negative: bool) -> torch.Tensor:
+    """The distance between the 8-bit codes around a value: an eighth of the power of two at or below its place."""
+    return 2.0 ** torch.floor(torch.log2(scaled + ZERO[non_negative])) / 8
+
+
+def assert_near_8bit(codes: torch.Tensor, scales: torch.Tensor, exact: torch.Tensor, non_negative: bool) -> None:
+    """Raise unless the scales map each block's largest value to the largest code, and values are within a step."""
+    exact = exact.double()
+    blocks = torch.nn.functional.pad(exact.abs(), (0, -len(exact) % QUANT_BLOCK)).view(-1, QUANT_BLOCK)
+    if len(exact):
+        torch.testing.assert_close(scales.double(), blocks.amax(1) / LARGEST[non_negative], rtol=2.0**-22, atol=0)
+    scale = scales.double().repeat_interleave(QUANT_BLOCK)[: len(exact)]
+    step = step_of(exact.abs() / scale, non_negative) * scale
+    # Scaling, unscaling and the scale itself are rounded, each once.
+    error = (packed_states.decoded(codes, scales, non_negative).double() - exact).abs()
+    assert (error <= step * (1 + 2.0**-21) + 4 * 2.0**-24 * exact.abs()).all()
 
 
 def copy_of(lists: TensorLists) -> list[torch.Tensor]:

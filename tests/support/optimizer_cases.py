@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,15 +16,13 @@ Params = list[torch.nn.Parameter]
 class CPUAmsgrad(CPUAdam):
     """With another default, so that a third state is in the tests of all optimizers, and another op."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"amsgrad": True, **kwargs})
+    __init__ = functools.partialmethod(CPUAdam.__init__, amsgrad=True)
 
 
 class FusedAmsgrad(FusedAdam):
     """As :class:`CPUAmsgrad`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"amsgrad": True, **kwargs})
+    __init__ = functools.partialmethod(FusedAdam.__init__, amsgrad=True)
 
 
 FRONT_ENDS = [CPUAdam, CPUAdagrad, CPULion, CPULamb, CPUSGD]

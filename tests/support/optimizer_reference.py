@@ -3,16 +3,16 @@
 Formulas work on :class:`Rounded` numbers, a running error analysis (Wilkinson, 1963): in addition to its value
 each carries a bound of what the same operations in float32 can have made of it. An operation adds at most
 u = 2**-24 of its result, and passes on what its operands had. So the bound follows the kernel operation
-by operation, over any number of steps; a fused multiply-add rounds less and stays within it.
+by operation; a fused multiply-add rounds less and stays within it.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -102,9 +102,9 @@ def const(number: float) -> Rounded:
 
 Options = Mapping[str, Any]
 States = tuple[Rounded, ...]
-#: (param, grad, states, options, step, as_stored) -> (new param, new states). ``as_stored`` makes of the new
-#: states what a second pass finds in memory.
-Formula = Callable[[Rounded, Rounded, States, Options, int, Callable[[States], States]], tuple[Rounded, States]]
+#: (param, grad, states, options, step, stored) -> (new param, new states). ``stored`` are the new states that a second
+#: pass finds in memory.
+Formula = Callable[[Rounded, Rounded, States, Options, int, States], tuple[Rounded, States]]
 
 
 def _with_l2(param: Rounded, grad: Rounded, weight_decay: float) -> Rounded:
@@ -115,8 +115,9 @@ def _average(old: Rounded, new: Rounded, beta: float) -> Rounded:
     return const(beta) * old + const(1 - beta) * new
 
 
-def _average_of_squares(old: Rounded, new: Rounded, beta: float) -> Rounded:
-    return const(beta) * old + const(1 - beta) * new * new
+def _moments(states: States, grad: Rounded, options: Options) -> States:
+    beta2 = options["beta2"]
+    return _average(states[0], grad, options["beta1"]), const(beta2) * states[1] + const(1 - beta2) * grad * grad
 
 
 def _corrections(options: Options, step: int) -> tuple[float, float]:
@@ -125,12 +126,11 @@ def _corrections(options: Options, step: int) -> tuple[float, float]:
     return 1 - options["beta1"] ** step, 1 - options["beta2"] ** step
 
 
-def _adam(param, grad, states, options, step, _as_stored):
+def _adam(param, grad, states, options, step, _stored):
     correction1, correction2 = _corrections(options, step)
     if not options["adamw_mode"]:
         grad = _with_l2(param, grad, options["weight_decay"])
-    m = _average(states[0], grad, options["beta1"])
-    v = _average_of_squares(states[1], grad, options["beta2"])
+    m, v = _moments(states, grad, options)
     largest = tuple(before.maximum(v) for before in states[2:])  # AMSGrad's third state
     (divisor,) = largest or (v,)
     direction = m / (divisor.sqrt() * const(correction2**-0.5) + const(options["eps"]))
@@ -138,33 +138,31 @@ def _adam(param, grad, states, options, step, _as_stored):
     return const(decay) * param + const(-options["lr"] / correction1) * direction, (m, v, *largest)
 
 
-def _adagrad(param, grad, states, options, step, _as_stored):
+def _adagrad(param, grad, states, options, step, _stored):
     grad = _with_l2(param, grad, options["weight_decay"])
     total = states[0] + grad * grad
     step_size = options["lr"] / (1 + (step - 1) * options["lr_decay"])
     return param + const(-step_size) * (grad / (total.sqrt() + const(options["eps"]))), (total,)
 
 
-def _lion(param, grad, states, options, _step, _as_stored):
+def _lion(param, grad, states, options, _step, _stored):
     direction = _average(states[0], grad, options["beta1"]).sign()
     decay = const(1 - options["lr"] * options["weight_decay"])
     return decay * param + const(-options["lr"]) * direction, (_average(states[0], grad, options["beta2"]),)
 
 
-def _lamb(param, grad, states, options, step, as_stored):
+def _lamb(param, grad, states, options, step, stored):
     correction1, correction2 = _corrections(options, step)
-    m = _average(states[0], grad, options["beta1"])
-    v = _average_of_squares(states[1], grad, options["beta2"])
-    first, second = as_stored((m, v))
+    first, second = stored
     direction = first * const(1 / correction1) / (second.sqrt() * const(correction2**-0.5) + const(options["eps"]))
     if options["weight_decay"]:
         direction = const(options["weight_decay"]) * param + direction
     norms = param.norm(), direction.norm()
     trust = norms[0] / norms[1] if all(norm.value > 0 for norm in norms) else const(1.0)
-    return const(-options["lr"]) * trust * direction + param, (m, v)
+    return const(-options["lr"]) * trust * direction + param, _moments(states, grad, options)
 
 
-def _sgd(param, grad, states, options, step, _as_stored):
+def _sgd(param, grad, states, options, step, _stored):
     grad = _with_l2(param, grad, options["weight_decay"])
     buffer = grad
     if step > 1 and options["momentum"]:
@@ -179,96 +177,67 @@ class Kind:
 
     Attributes:
         name: as in the functions of one tensor, ``<name>_update``.
-        builder: of its op.
         formula: in :class:`Rounded` numbers.
         options: what the tests give it, in the order of ``HostOp.options``.
         variants: changes of these that matter.
         states: its states' names.
-        fixed: options that ``create_<name>`` takes and ``<name>_update`` does not.
-        unnamed: options that only lists take.
         packs: whether its states may be packed.
     """
 
     name: str
-    builder: str
     formula: Formula
     options: Options
-    variants: tuple[Options, ...]
+    variants: Sequence[Options]
     states: tuple[str, ...] = ("exp_avg",)
-    fixed: tuple[str, ...] = ()
-    unnamed: tuple[str, ...] = ()
     packs: bool = True
 
     @property
     def roles(self) -> tuple[str, ...]:
         return ("param", "grad", *self.states)
 
+    @property
+    def of_one(self) -> Options:
+        """The options of ``<name>_update``."""
+        declared = load(self).declaration
+        return {name: self.options[name] for name in (*declared.numbers, *declared.switches)}
+
     def __str__(self) -> str:
         return self.name
 
 
 BETAS = {"beta1": 0.9, "beta2": 0.999}
+VARIANTS = [{"weight_decay": 0}, {"lr": 0}, {"lr": 10.0}]  # of all
+OF_BETAS = [{"beta1": 0, "beta2": 0}, {"beta1": 0.999, "beta2": 0.99999}]
 ADAM = Kind(
     "adam",
-    "CPUAdamBuilder",
     _adam,
     {"lr": 1e-2, **BETAS, "eps": 1e-8, "weight_decay": 0.01, "adamw_mode": True, "bias_correction": True},
-    (
-        *({"adamw_mode": False}, {"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
-        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
-    ),
+    [*VARIANTS, *OF_BETAS, {"adamw_mode": False}, {"bias_correction": False}, {"eps": 0.1}],
     ("exp_avg", "exp_avg_sq"),
-    fixed=("adamw_mode",),
 )
-AMSGRAD = Kind(
-    "amsgrad",
-    "CPUAmsgradBuilder",
-    _adam,
-    ADAM.options,
-    ADAM.variants,
-    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    fixed=("adamw_mode",),
-    packs=False,
-)
+AMSGRAD = replace(ADAM, name="amsgrad", states=(*ADAM.states, "max_exp_avg_sq"), packs=False)
 ADAGRAD = Kind(
     "adagrad",
-    "CPUAdagradBuilder",
     _adagrad,
     {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.01, "lr_decay": 0.0},
-    ({"lr_decay": 0.3}, {"weight_decay": 0}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
+    [*VARIANTS, {"lr_decay": 0.3}, {"eps": 0.1}],
     ("exp_avg_sq",),
-    unnamed=("lr_decay",),
 )
-LION = Kind(
-    "lion",
-    "CPULionBuilder",
-    _lion,
-    {"lr": 1e-3, **BETAS, "weight_decay": 0.1},
-    ({"weight_decay": 0}, {"beta1": 0, "beta2": 0}, {"beta1": 0.999}, {"lr": 0}, {"lr": 10.0}),
-)
+LION = Kind("lion", _lion, {"lr": 1e-3, **BETAS, "weight_decay": 0.1}, [*VARIANTS, *OF_BETAS])
 LAMB = Kind(
     "lamb",
-    "CPULambBuilder",
     _lamb,
     {"lr": 1e-2, **BETAS, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True},
-    (
-        *({"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
-        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"eps": 0}, {"lr": 0}, {"lr": 10.0}),
-    ),
+    [*VARIANTS, *OF_BETAS, {"bias_correction": False}, {"eps": 0.1}, {"eps": 0}],
     ("exp_avg", "exp_avg_sq"),
     packs=False,
 )
 SGD = Kind(
     "sgd",
-    "CPUSGDBuilder",
     _sgd,
     {"lr": 1e-2, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.01, "nesterov": False},
-    (
-        *({"nesterov": True}, {"dampening": 0.3}, {"momentum": 0, "dampening": 0.5}, {"momentum": 0.999}),
-        *({"weight_decay": 0}, {"lr": 0}, {"lr": 10.0}),
-    ),
+    [*VARIANTS, {"nesterov": True}, {"dampening": 0.3}, {"momentum": 0, "dampening": 0.5}, {"momentum": 0.999}],
     ("momentum_buffer",),
-    fixed=("nesterov",),
 )
 KINDS = (ADAM, AMSGRAD, ADAGRAD, LION, LAMB, SGD)
 
@@ -276,7 +245,8 @@ KINDS = (ADAM, AMSGRAD, ADAGRAD, LION, LAMB, SGD)
 @cache
 def load(kind: Kind, isa: str | None = None) -> HostOp:
     """The op as users get it, or with an instruction set that is not the best."""
-    module = getattr(cpu, kind.builder)().load()
+    name = "SGD" if kind is SGD else kind.name.capitalize()
+    module: HostOp = getattr(cpu, f"CPU{name}Builder")().load()
     if isa is None:
         return module
     with env.scope(ACCEL_CPU_ISA=isa):
@@ -324,54 +294,45 @@ def update(module: HostOp, tensors: Tensors, options: Options, step: int = 3, **
     return result
 
 
-@dataclass
-class Reference:
-    """An optimizer's run in :class:`Rounded` numbers; ``param`` and ``states`` are where it has come to."""
-
-    kind: Kind
-    options: Options
-    param: Rounded
-    states: States
-    dtypes: tuple[torch.dtype, torch.dtype] = field(default=(torch.float32, torch.float32))
-
-    @classmethod
-    def of(cls, kind: Kind, options: Options, tensors: Tensors) -> Reference:
-        states = tuple(Rounded.exact(state) for state in tensors.states)
-        return cls(kind, options, Rounded.exact(tensors.param), states, (tensors.param.dtype, tensors.states[0].dtype))
-
-    def step(self, grad: torch.Tensor, step: int, found: Tensors | None = None, grad_scale: float = 1.0) -> None:
-        """One update.
-
-        Args:
-            found: the kernel's result: a second pass works on states as it finds them in memory, so on these.
-        """
-        scaled = Rounded.exact(grad)
-        if grad_scale != 1:
-            scaled = const(grad_scale) * scaled
-
-        def as_stored(states: States) -> States:
-            return states if found is None else tuple(Rounded.exact(state) for state in found.states)
-
-        param, states = self.kind.formula(self.param, scaled, self.states, self.options, step, as_stored)
-        self.param = param.stored(self.dtypes[0])
-        self.states = tuple(state.stored(self.dtypes[1]) for state in states)
-
-    def check(self, actual: Tensors) -> None:
-        """Raise unless ``actual`` is within the bound."""
-        pairs = [(self.param, actual.param), *zip(self.states, actual.states, strict=True)]
-        for name, (expected, found) in zip(("param", *self.kind.states), pairs, strict=True):
-            difference = (found.double() - expected.value).abs()
-            within = difference <= SECOND_ORDER * expected.error  # NaN is not
-            over = ~within & expected.value.isfinite()
-            assert not over.any(), (
-                f"{name}: {int(over.sum())} of {over.numel()} elements beyond the bound, "
-                f"the worst by a factor of {(difference / expected.error)[over].max():.3g}"
-            )
+def update_one(
+    kind: Kind,
+    tensors: Iterable[torch.Tensor],
+    verb: str = "update",
+    *,
+    step: int = 3,
+    isa: str | None = None,
+    **changes: float,
+) -> None:
+    """An update of a parameter, or its ``rollback``, by the functions of one tensor."""
+    module = HostOp(load(kind).ops)  # with ids of its own
+    module.isa = isa or module.isa
+    options = {**kind.options, **changes}
+    getattr(module, f"create_{kind.name}")(0, **{name: options[name] for name in module.declaration.modes})
+    getattr(module, f"{kind.name}_{verb}")(0, step, *(options[name] for name in kind.of_one), *tensors)
 
 
-def assert_same_bits(actual: Tensors, expected: Tensors) -> None:
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+def expected_update(kind: Kind, options: Options, before: Tensors, step: int, found: Tensors) -> list[Rounded]:
+    """The parameter and the states after one update.
+
+    Args:
+        found: the kernel's result: a second pass works on states as it finds them in memory, so on these.
+    """
+    param, grad, *states = map(Rounded.exact, before)
+    stored = tuple(map(Rounded.exact, found.states))
+    param, states = kind.formula(param, grad, states, options, step, stored)
+    return [param.stored(before.param.dtype), *(state.stored(before.states[0].dtype) for state in states)]
+
+
+def assert_within(kind: Kind, found: Tensors, expected: Sequence[Rounded]) -> None:
+    """Raise unless the parameter and the states are within the bound."""
+    for name, tensor, rounded in zip(("param", *kind.states), (found.param, *found.states), expected, strict=True):
+        difference = (tensor.double() - rounded.value).abs()
+        within = difference <= SECOND_ORDER * rounded.error  # NaN is not
+        over = ~within & rounded.value.isfinite()
+        assert not over.any(), (
+            f"{name}: {int(over.sum())} of {over.numel()} elements beyond the bound, "
+            f"the worst by a factor of {(difference / rounded.error)[over].max():.3g}"
+        )
 
 
 @contextmanager

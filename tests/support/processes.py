@@ -17,15 +17,9 @@ from pathlib import Path
 from op_builder.cache.store import Cache
 from op_builder.engine import build as engine
 from op_builder.engine.ninja import NinjaRun
-from tests.support.small_ops import SmallBuilder
+from tests.support.small_ops import ENTRY, SmallBuilder
+from tests.support.waiting import wait_until
 
-# A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
-SOURCE = """
-#include <vector>
-extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
-  return std::vector<int>(1).size() - 1;
-}
-"""
 LOAD_TIMEOUT_S = 120
 
 
@@ -36,7 +30,7 @@ class QuickBuilder(SmallBuilder):
 def quick(directory: Path, cache: Cache) -> QuickBuilder:
     """A builder of an op that compiles in a moment."""
     (directory / "include").mkdir(parents=True, exist_ok=True)
-    (directory / "small.cpp").write_text(SOURCE)
+    (directory / "small.cpp").write_text(f"#include <vector>\n{ENTRY}")
     builder = QuickBuilder(directory, cache)
     # A content of its own for each test, so that no other test's library of this process is taken.
     builder.flags = [f"-DDIRECTORY={abs(hash(str(directory)))}"]
@@ -64,17 +58,12 @@ def wait_for(pids: list[int], timeout_s: float = LOAD_TIMEOUT_S) -> list[int]:
     deadline = time.monotonic() + timeout_s
     statuses = []
     for pid in pids:
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                statuses.append(os.waitstatus_to_exitcode(status))
-                break
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                statuses.append(-999)
-                break
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
             time.sleep(0.01)
+        if not ended[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        statuses.append(os.waitstatus_to_exitcode(ended[1]) if ended[0] else -999)
     return statuses
 
 
@@ -130,16 +119,15 @@ def endless_builder(directory: Path, cache: Cache) -> int:
     """A process that has the lock of the op in ``directory`` and compiles for ever."""
     held = directory / "held"
 
-    def hold() -> None:
-        def never(*_: object, **__: object) -> NinjaRun:
-            held.write_text("")
-            time.sleep(1000)
-            return NinjaRun(succeeded=False)
+    def compile_for_ever(*_: object, **__: object) -> NinjaRun:
+        held.touch()
+        time.sleep(1000)
+        return NinjaRun(succeeded=False)
 
-        engine.run_ninja = never
+    def hold() -> None:
+        engine.run_ninja = compile_for_ever
         quick(directory, cache).load()
 
     builder = fork(hold)
-    while not held.exists():
-        time.sleep(0.01)
+    wait_until(held.exists)
     return builder

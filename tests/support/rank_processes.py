@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import importlib
 import json
@@ -39,15 +40,15 @@ def run_ranks(
     *,
     arguments: Sequence[Any] = (),
     environments: Sequence[Mapping[str, str]] = (),
-    prefixes: Sequence[Sequence[str]] = (),
+    namespaces: Sequence[str] = (),
 ) -> list[RankResult]:
     """Run ``function(rank, size, directory, *arguments)`` of a module in ``size`` processes.
 
     Args:
-        program: the module, in tests.support. Its function ``prepare``, if it has one, is called before the forks.
+        program: the module, in tests.support.
         directory: empty; the ranks meet in a file in it.
         environments: for each rank, additional variables.
-        prefixes: for each rank, the beginning of its command line: what starts Python.
+        namespaces: for each rank, the name of its network namespace; by default that of this process.
     """
     directory.mkdir(parents=True, exist_ok=True)
     orders = []
@@ -55,34 +56,14 @@ def run_ranks(
         own = dict(environments[rank]) if environments else {}
         variables = env.child_environment(PYTHONPATH=_search_path(), OMP_NUM_THREADS="1", **own)
         call = [f"tests.support.{program}", function, rank, size, str(directory), list(arguments)]
-        orders.append({"call": call, "variables": variables, "output": str(directory / f"output{rank}")})
-    statuses = _run_after_prefixes(orders, prefixes) if prefixes else _forking_process().run(orders)
-    return [_result(directory, rank, status) for rank, status in enumerate(statuses)]
+        order = {"call": call, "variables": variables, "output": str(directory / f"output{rank}")}
+        orders.append({**order, "namespace": namespaces[rank] if namespaces else ""})
+    return [_result(directory, rank, status) for rank, status in enumerate(_forking_process().run(orders))]
 
 
 def _search_path() -> str:
     # On another platform, the packages are not next to the tests.
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-
-
-def _run_after_prefixes(orders: Sequence[Mapping[str, Any]], prefixes: Sequence[Sequence[str]]) -> list[int]:
-    processes = []
-    for order, prefix in zip(orders, prefixes, strict=True):
-        command = [*prefix, sys.executable, "-m", __name__, json.dumps(order["call"])]
-        with open(order["output"], "w") as file:
-            process = subprocess.Popen(
-                command, env=order["variables"], stdout=file, stderr=file, start_new_session=True
-            )
-        processes.append(process)
-    try:
-        for process in processes:
-            process.wait(timeout=GUARD_S)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    return [process.returncode for process in processes]
 
 
 class _ForkingProcess:
@@ -115,8 +96,7 @@ def _fork_ranks() -> list[Any] | None:
     """Serve the requests on standard input; in a rank, return its call."""
     for line in sys.stdin:
         orders = json.loads(line)
-        program = importlib.import_module(orders[0]["call"][0])
-        getattr(program, "prepare", lambda: None)()
+        importlib.import_module(orders[0]["call"][0])  # but no op: whether a rank can load one is its own affair
         ranks = []
         for order in orders:
             rank = os.fork()
@@ -138,12 +118,13 @@ def _become_rank(order: Mapping[str, Any]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(order["variables"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    if order["namespace"]:
+        namespace = os.open(f"/run/netns/{order['namespace']}", os.O_RDONLY)
+        assert ctypes.CDLL(None).setns(namespace, 0) == 0
+        os.close(namespace)
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT)
-    for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
+    for descriptor, place in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
         os.dup2(descriptor, place)
-    os.close(nothing)
-    os.close(output)
 
 
 def values(results: Sequence[RankResult]) -> list[Any]:
@@ -166,6 +147,5 @@ def _run_call(program: str, function: str, rank: int, size: int, directory: str,
 
 
 if __name__ == "__main__":
-    call = json.loads(sys.argv[1]) if len(sys.argv) > 1 else _fork_ranks()
-    if call is not None:
+    if (call := _fork_ranks()) is not None:
         _run_call(*call)

@@ -1,4 +1,4 @@
-"""What ranks that share memory do in tests; shm_ranks.py runs it.
+"""What ranks that share memory do in tests, a process each.
 
 A case waits for files of the other ranks and not for time; its groups' timeouts are longer than any test.
 """
@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import resource
 import signal
-import socket
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from op_builder.cpu import ShareMemCommBuilder
-from op_builder.errors import SharedMemoryCommError
+from op_builder.errors import SharedMemoryCommError, SharedMemorySpaceError
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from tests.support.rank_processes import run_ranks
 from tests.support.threads import in_threads
 from tests.support.waiting import pid_of, wait_until, wait_until_asleep, write_pid
 
@@ -35,9 +37,6 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 }
 FOREVER_S = 1e6
-# Half of the distance between 1 and the next number: what one rounding costs.
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 
 
 class Place:
@@ -107,27 +106,12 @@ def random_input(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def in_order(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """The reduction in the order of the ranks, 16-bit floats in float32: the very bits that are promised."""
+    """The very bits that are promised: the reduction in the order of the ranks, 16-bit floats in float32."""
     wide = [x.float() if x.is_floating_point() else x for x in inputs]
     total = wide[0].clone()
     for other in wide[1:]:
         total = {"sum": torch.add, "avg": torch.add, "max": torch.maximum, "min": torch.minimum}[op](total, other)
     return (total / len(inputs) if op == "avg" else total).to(inputs[0].dtype)
-
-
-def require_close(result: torch.Tensor, inputs: list[torch.Tensor], op: str) -> None:
-    """Against float64: each of the n - 1 additions rounds in float32, then the division, then the type itself."""
-    wide = [x.double() for x in inputs]
-    stacked = torch.stack(wide)
-    exact = {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
-    dtype = result.dtype
-    if dtype == torch.int32:
-        exact = (exact.long() + 2**31) % 2**32 - 2**31 if op == "sum" else exact.long()
-        assert torch.equal(result.long(), exact)
-        return
-    added = 0.0 if op in ("max", "min") else ROUNDING[torch.float32] * len(inputs) * stacked.abs().sum(0)
-    bound = added * 1.01 + ROUNDING[dtype] * 1.01 * exact.abs() + SMALLEST[dtype]
-    assert bool(((result.double() - exact).abs() <= bound).all()), f"{op} of {dtype} is too far off"
 
 
 def reductions(dtype: torch.dtype) -> tuple[str, ...]:
@@ -165,7 +149,6 @@ def every_collective(
             x = filled(own, offset=1)
             assert group.all_reduce(x, op) is x
             assert torch.equal(x, in_order(inputs, op)), f"all_reduce {op} of {count}"
-            require_close(x, inputs, op)
             results.append(bits(x))
         long = [random_input(count * place.size, type_, 77 * count + r) for r in range(place.size)]
         given = filled(long[place.rank])
@@ -188,47 +171,8 @@ def every_collective(
     return results
 
 
-def in_place_parts(place: Place) -> bool:
-    """The small tensor is the rank's own part of the large one."""
-    group = place.group()
-    for count in (1, 100, 300_000):
-        inputs = [random_input(count * place.size, torch.float32, r) for r in range(place.size)]
-        part = slice(place.rank * count, (place.rank + 1) * count)
-        x = inputs[place.rank].clone()
-        group.reduce_scatter(x[part], x, "avg")
-        assert torch.equal(x[part], in_order(inputs, "avg")[part])
-        y = torch.zeros(count * place.size)
-        y[part] = inputs[place.rank][part]
-        group.all_gather(y, y[part])
-        assert torch.equal(y, torch.cat([inputs[r][r * count : (r + 1) * count] for r in range(place.size)]))
-    return True
-
-
-def bytes_of_any_type(place: Place) -> bool:
-    group = place.group()
-    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.complex64, torch.float8_e4m3fn):
-        own = (torch.arange(37) * (place.rank + 1) % 5).to(dtype)
-        all_of = torch.cat([(torch.arange(37) * (r + 1) % 5).to(dtype) for r in range(place.size)])
-        out = torch.empty_like(all_of)
-        assert bits(group.all_gather(out, own)) == bits(all_of)
-        assert bits(group.broadcast(own, 1)) == bits(all_of[37:74])
-    return True
-
-
-def not_a_number(place: Place) -> bool:
-    group = place.group()
-    nan, inf = float("nan"), float("inf")
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        given = {0: [nan, 1.0, inf, -inf, 0.0], 1: [1.0, nan, 1.0, inf, -0.0]}
-        x = torch.tensor(given[place.rank] * 9, dtype=dtype)
-        assert group.all_reduce(x.clone(), "max")[:3].isnan().tolist() == [True, True, False]
-        assert group.all_reduce(x.clone(), "min")[:4].isnan().tolist() == [True, True, False, False]
-        assert group.all_reduce(x, "sum")[:4].isnan().tolist() == [True, True, False, True]
-    return True
-
-
-def default_group(place: Place) -> bool:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(place), RANK=str(place.rank))
+def default_group(place: Place, port: int) -> bool:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(place.rank))
     for _ in range(2):
         place.comm.initialize(place.size, place.rank)
     x = torch.full((5, 3), float(place.rank + 1))
@@ -247,60 +191,31 @@ def default_group(place: Place) -> bool:
     return False
 
 
-def free_port(place: Place) -> str:
-    file = place.directory / "port"
-    if place.rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        (place.directory / "port.new").write_text(str(port))
-        os.replace(place.directory / "port.new", file)
-    place.wait("port")
-    return file.read_text()
+def handled(place: Place, closes: bool) -> list[str]:
+    """A signal while rank 0 waits for rank 1: its handler uses the group and returns, or closes it and exits."""
+    group = place.group()
+    seen = []
 
+    def handle(*_: object) -> None:
+        seen.append("closes" if closes else failure_of(group.barrier))
+        if closes:
+            group.close()
+        place.signal("handled")
+        if closes:
+            raise SystemExit(0)
 
-def several_groups(place: Place) -> list[float]:
-    """All four ranks; pairs; one alone: used in turn, closed in another order on each rank."""
-    everybody = place.group(name="all")
-    name = f"pair {place.rank // 2}"
-    pair, again = (
-        place.comm.new_group(2, place.rank % 2, store=place.store(), name=name, timeout_s=FOREVER_S) for _ in range(2)
-    )
-    alone = place.comm.new_group(1, 0)
-    result = []
-    for count in (1, 10_000, 500_000):
-        for group in (everybody, pair, alone, again, everybody):
-            x = torch.full((count,), float(place.rank))
-            result.append(float(group.all_reduce(x)[-1]))
-    own, shared = alone.empty_symmetric(3), pair.empty_symmetric(3)
-    groups = [everybody, pair, again, alone]
-    everybody.barrier()
-    groups = groups[place.rank :] + groups[: place.rank]
-    for group in groups:
-        group.close()
-        group.close()
-    own += 1
-    shared += place.rank
-    assert own.tolist() == [1.0] * 3
-    return [*result, *shared.tolist()]
-
-
-def ranks_as_threads(place: Place) -> bool:
-    """Two processes of two ranks each, a thread each, which share the process's lock and its op."""
-    results: list[Any] = []
-
-    def one(rank: int) -> None:
-        group = place.comm.new_group(4, rank, store=place.store(4), timeout_s=FOREVER_S)
-        for count in (3, 200_000):
-            x = torch.full((count,), float(rank))
-            results.append(group.all_reduce(x).unique().tolist())
-        if rank == 3:
-            time.sleep(0.2)  # the others look whether it lives
-        group.barrier()
-        group.close()
-
-    in_threads(2, lambda i: one(2 * place.rank + i))
-    assert results == [[6.0]] * 4, results
-    return True
+    signal.signal(signal.SIGUSR1, handle)
+    group.barrier()
+    if place.rank == 1:
+        wait_until_asleep(place.process_of(0))
+        os.kill(place.process_of(0), signal.SIGUSR1)
+        place.wait("handled")
+        if closes:
+            return []
+    assert group.all_reduce(torch.ones(4)).tolist() == [2.0] * 4
+    assert group.all_reduce(group.empty_symmetric(2000).fill_(1.0)).unique().tolist() == [2.0]
+    assert all("Do not use the group in a signal handler" in message for message in seen)
+    return seen
 
 
 def call(group: SharedMemoryGroup, collective: str, count: int, symmetric: torch.Tensor | None = None) -> None:
@@ -349,161 +264,20 @@ def killed_while_meeting(place: Place) -> None:
     place.group(store=store)
 
 
-def one_never_comes(place: Place, timeout_s: float) -> None:
-    if place.rank != 1:
-        place.signal(f"here {place.rank}")
-        place.wait(f"here {2 - place.rank}")
-        place.group(timeout_s=timeout_s)
-
-
-def one_is_late(place: Place) -> None:
-    """Rank 1 comes when rank 0 has given up."""
-    group = place.group(timeout_s=0.5 if place.rank == 0 else FOREVER_S)
-    if place.rank == 1:
-        place.wait("over")
-    try:
-        group.all_reduce(torch.ones(5))
-    finally:
-        place.signal("over")
-
-
-def one_has_left(place: Place, ends: bool) -> None:
-    group = place.group()
-    group.barrier()
+def one_is_missing(place: Place, how: str) -> None:
+    """Rank 1 comes late, when rank 0 has given up, or closes the group, or ends."""
+    group = place.group(timeout_s=0.5 if place.rank == 0 and how == "late" else FOREVER_S)
     if place.rank == 0:
         try:
             group.all_reduce(torch.ones(5))
         finally:
             place.signal("over")
-    elif not ends:
+    elif how == "late":
+        place.wait("over")
+        group.all_reduce(torch.ones(5))  # all that it needs is there
+    elif how == "closes":
         group.close()
         place.wait("over")
-
-
-def different_calls(place: Place, what: str) -> str:
-    """Rank 0 calls something else than rank 1; nothing is changed, and the group stays usable."""
-    group = place.group()
-    x, gathered = torch.ones(6), torch.full((12,), 7.0)
-    y = group.empty_symmetric(300_000)
-    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "count": (lambda: group.all_reduce(x[:5]), lambda: group.all_reduce(torch.ones(500_000))),
-        "reduction": (lambda: group.all_reduce(x), lambda: group.all_reduce(x, "max")),
-        "collective": (lambda: group.all_gather(gathered, x), group.barrier),
-        "source": (lambda: group.broadcast(x, 1), lambda: group.broadcast(x, 0)),
-        "offset": (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
-    }
-    message = failure_of(calls[what][place.rank])
-    assert gathered.unique().tolist() == [7.0]
-    assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
-    return message
-
-
-def interrupted(place: Place, number: int) -> list[str]:
-    """A signal while rank 0 waits: its handler's exception comes out, and rank 1 hears of it."""
-    group = place.group()
-    group.barrier()
-    if place.rank == 1:
-        wait_until_asleep(place.process_of(0))
-        os.kill(place.process_of(0), number)
-        place.wait("interrupted")
-        group.all_reduce(torch.ones(4))  # all there is for it
-        return [failure_of(group.barrier)]
-
-    def raise_lookup_error(*_: object) -> None:
-        raise LookupError("from the handler")
-
-    signal.signal(signal.SIGALRM, raise_lookup_error)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    raised = failure_of(lambda: group.all_reduce(torch.ones(4)))
-    place.signal("interrupted")
-    return [raised, failure_of(group.barrier)]
-
-
-def handled(place: Place, what: str) -> list[str]:
-    """A signal while rank 0 waits for rank 1: its handler returns, uses the group, or closes it and exits."""
-    group = place.group()
-    seen = []
-
-    def handle(*_: object) -> None:
-        if what == "uses":
-            seen.append(failure_of(group.barrier))
-        elif what == "closes":
-            group.close()
-            place.signal("handled")
-            raise SystemExit(0)
-        else:
-            seen.append("")
-        place.signal("handled")
-
-    signal.signal(signal.SIGUSR1, handle)
-    group.barrier()
-    if place.rank == 1:
-        wait_until_asleep(place.process_of(0))
-        os.kill(place.process_of(0), signal.SIGUSR1)
-        place.wait("handled")
-        if what == "closes":
-            return []
-    assert group.all_reduce(torch.ones(4)).tolist() == [2.0] * 4
-    assert group.all_reduce(group.empty_symmetric(2000).fill_(1.0)).unique().tolist() == [2.0]
-    return seen
-
-
-def one_cannot_map(place: Place) -> list[Any]:
-    """Rank 0 has no room for the others' memory, but for its own."""
-    group = place.group()
-    size_bytes = 64 << 20
-    result: list[Any] = []
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    if place.rank == 0:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + size_bytes * 3 // 2, before[1]))
-    try:
-        group.empty_symmetric(size_bytes, torch.uint8)
-    except Exception as error:
-        result = [type(error).__name__, str(error), error.__dict__.get("rank")]
-    resource.setrlimit(resource.RLIMIT_AS, before)
-    group.barrier()  # what nobody has any more goes with the next collective
-    result.append(place.mappings())
-    symmetric = group.empty_symmetric(5000)  # the same one on all ranks
-    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
-    return result
-
-
-def closed_meanwhile(place: Place) -> str:
-    """Rank 0 closes the group in one thread while another one waits for rank 1."""
-    group = place.group()
-    group.barrier()
-    if place.rank == 1:
-        place.wait("over")
-        return ""
-    message: list[str] = []
-    thread = threading.Thread(target=lambda: message.append(failure_of(group.barrier)))
-    thread.start()
-    wait_until_asleep(os.getpid(), thread.native_id)
-    group.close()
-    thread.join()
-    place.signal("over")
-    return message[0]
-
-
-def other_threads_run(place: Place) -> bool:
-    """While rank 0 waits for rank 1, another of its threads does what rank 1 waits for."""
-    group = place.group()
-    group.barrier()
-    if place.rank == 1:
-        place.wait("ticked")
-        group.barrier()
-        return True
-
-    def tick() -> None:
-        wait_until_asleep(place.process_of(0))
-        place.signal("ticked")
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    group.barrier()
-    thread.join()
-    return True
 
 
 def child_of_a_rank(place: Place) -> str:
@@ -527,20 +301,6 @@ def child_of_a_rank(place: Place) -> str:
     message = failure_of(group.barrier)
     place.signal("over")
     return message + "\n" + (place.directory / "child").read_text()
-
-
-def no_space(place: Place, for_a_group: bool) -> list[Any]:
-    """Rank 0 may not have files of that size, as memory of a group or as symmetric memory."""
-    group = place.comm.new_group(1, 0) if for_a_group else place.group()
-    if place.rank == 0:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-    result = []
-    try:
-        place.group() if for_a_group else group.empty_symmetric(4 << 18)
-    except Exception as error:
-        result = [type(error).__name__, str(error), getattr(error, "needed_bytes", None)]
-    group.barrier()  # as usable as before
-    return result
 
 
 def too_much(place: Place) -> None:
@@ -586,9 +346,179 @@ def same_name(place: Place) -> None:
         raise
 
 
-def memory_is_given_back(place: Place) -> list[int]:
+# What holds on all ranks ---------------------------------------------------------------------------------------------
+
+
+def the_small_tensor_may_be_a_part_of_the_large_one(place: Place) -> None:
     group = place.group()
-    sizes = []
+    for count in (1, 100, 300_000):
+        inputs = [random_input(count * place.size, torch.float32, r) for r in range(place.size)]
+        part = slice(place.rank * count, (place.rank + 1) * count)
+        x = inputs[place.rank].clone()
+        group.reduce_scatter(x[part], x, "avg")
+        assert torch.equal(x[part], in_order(inputs, "avg")[part])
+        y = torch.zeros(count * place.size)
+        y[part] = inputs[place.rank][part]
+        group.all_gather(y, y[part])
+        assert torch.equal(y, torch.cat([inputs[r][r * count : (r + 1) * count] for r in range(place.size)]))
+
+
+def nan_wins(place: Place) -> None:
+    group = place.group()
+    nan, inf = float("nan"), float("inf")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        given = {0: [nan, 1.0, inf, -inf, 0.0], 1: [1.0, nan, 1.0, inf, -0.0]}
+        x = torch.tensor(given[place.rank] * 9, dtype=dtype)
+        assert group.all_reduce(x.clone(), "max")[:3].isnan().tolist() == [True, True, False]
+        assert group.all_reduce(x.clone(), "min")[:4].isnan().tolist() == [True, True, False, False]
+        assert group.all_reduce(x, "sum")[:4].isnan().tolist() == [True, True, False, True]
+
+
+def several_groups_live_in_one_process(place: Place) -> None:
+    """All four ranks; pairs; one alone: used in turn, closed in another order on each rank."""
+    everybody = place.group(name="all")
+    name = f"pair {place.rank // 2}"
+    pair, again = (
+        place.comm.new_group(2, place.rank % 2, store=place.store(), name=name, timeout_s=FOREVER_S) for _ in range(2)
+    )
+    alone = place.comm.new_group(1, 0)
+    pair_sum = 1 if place.rank < 2 else 5
+    sums = ((everybody, 6), (pair, pair_sum), (alone, place.rank), (again, pair_sum), (everybody, 6))
+    for count in (1, 10_000, 500_000):
+        for group, total in sums:
+            assert group.all_reduce(torch.full((count,), float(place.rank))).unique().tolist() == [total]
+    own, shared = alone.empty_symmetric(3), pair.empty_symmetric(3)
+    groups = [everybody, pair, again, alone]
+    everybody.barrier()
+    groups = groups[place.rank :] + groups[: place.rank]
+    for group in groups:
+        group.close()
+        group.close()
+    own += 1
+    shared += place.rank
+    assert own.tolist() == [1.0] * 3
+    assert shared.tolist() == [float(place.rank)] * 3  # the pair's other rank has another one
+
+
+def ranks_may_be_threads(place: Place) -> None:
+    """Two processes of two ranks each, a thread each, which share the process's lock and its op."""
+    results: list[Any] = []
+
+    def one(rank: int) -> None:
+        group = place.comm.new_group(4, rank, store=place.store(4), timeout_s=FOREVER_S)
+        for count in (3, 200_000):
+            x = torch.full((count,), float(rank))
+            results.append(group.all_reduce(x).unique().tolist())
+        if rank == 3:
+            time.sleep(0.2)  # the others look whether it lives
+        group.barrier()
+        group.close()
+
+    in_threads(2, lambda i: one(2 * place.rank + i))
+    assert results == [[6.0]] * 4, results
+
+
+def different_calls_are_an_error_on_all_ranks(place: Place) -> None:
+    """Rank 0 calls something else than rank 1; nothing is changed, and the group stays usable."""
+    group = place.group()
+    x, gathered = torch.ones(6), torch.full((12,), 7.0)
+    y = group.empty_symmetric(300_000)
+    calls: list[tuple[Callable[[], object], Callable[[], object]]] = [
+        (lambda: group.all_reduce(x[:5]), lambda: group.all_reduce(torch.ones(500_000))),
+        (lambda: group.all_reduce(x), lambda: group.all_reduce(x, "max")),
+        (lambda: group.all_gather(gathered, x), group.barrier),
+        (lambda: group.broadcast(x, 1), lambda: group.broadcast(x, 0)),
+        (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
+    ]
+    texts = [
+        "of 5 float32, rank 1 called all_reduce (sum) of 500000 float32",
+        "(sum) of 6 float32, rank 1 called all_reduce (max) of 6",
+        "all_gather of 24 bytes of Float, rank 1 called barrier",
+        "broadcast of 24 bytes of Float from rank 1, rank 1 called broadcast of 24 bytes of Float",
+        "float32 in symmetric memory 0 at byte 4, rank 1 called all_reduce (sum) of 200000 float32 in symm",
+    ]
+    for pair, text in zip(calls, texts, strict=True):
+        message = failure_of(pair[place.rank])
+        assert message.startswith("SharedMemoryCommError: ")
+        assert (text if place.rank == 0 else "rank 1 called") in message
+        assert gathered.unique().tolist() == [7.0]
+        assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
+
+
+def ctrl_c_ends_a_wait_and_the_other_rank_hears_of_it(place: Place) -> None:
+    group = place.group()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    group.barrier()
+    if place.rank == 1:
+        wait_until_asleep(place.process_of(0))
+        os.kill(place.process_of(0), signal.SIGINT)
+        place.wait("interrupted")
+        group.all_reduce(torch.ones(4))  # all there is for it
+        message = failure_of(group.barrier)
+        assert message.startswith("SharedMemoryCommError: ")
+        assert "rank 0 gave up when it was interrupted" in message
+    else:
+        assert failure_of(lambda: group.all_reduce(torch.ones(4))) == "KeyboardInterrupt: "
+        place.signal("interrupted")
+        assert "a signal ended the wait for rank 1" in failure_of(group.barrier)
+
+
+def memory_that_one_rank_cannot_map_is_nobodys(place: Place) -> None:
+    """Rank 0 has no room for the others' memory, but for its own."""
+    group = place.group()
+    size_bytes = 64 << 20
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if place.rank == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size_bytes * 3 // 2, before[1]))
+    message = failure_of(lambda: group.empty_symmetric(size_bytes, torch.uint8))
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    if place.rank == 0:
+        assert message.startswith("SharedMemorySpaceError: ")
+        assert "Cannot allocate memory" in message
+    else:
+        assert message.startswith("SharedMemoryCommError: Rank 0 cannot map")
+    group.barrier()  # what nobody has any more goes with the next collective
+    assert place.mappings() == 2  # the group's own alone
+    symmetric = group.empty_symmetric(5000)  # the same one on all ranks
+    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
+
+
+def closing_the_group_ends_the_wait_of_another_thread(place: Place) -> None:
+    group = place.group()
+    group.barrier()
+    if place.rank == 1:
+        place.wait("over")
+        return
+    message: list[str] = []
+    thread = threading.Thread(target=lambda: message.append(failure_of(group.barrier)))
+    thread.start()
+    wait_until_asleep(os.getpid(), thread.native_id)
+    group.close()
+    thread.join()
+    place.signal("over")
+    assert message[0].startswith("SharedMemoryCommError: ")
+    assert "another thread of this rank closed the group" in message[0]
+
+
+def memory_that_cannot_be_allocated_is_an_error_on_all_ranks(place: Place) -> None:
+    """Rank 0 may not have files of that size, as memory of a group or as symmetric memory."""
+    group = place.group()
+    if place.rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    for needed_bytes, take in ((2101248, place.group), (4 << 20, lambda: group.empty_symmetric(4 << 18))):
+        if place.rank == 0:
+            with pytest.raises(SharedMemorySpaceError, match="shared memory failed: File too large") as caught:
+                take()
+            assert caught.value.needed_bytes == needed_bytes
+        else:
+            with pytest.raises(SharedMemoryCommError, match="Rank 0 cannot take part"):
+                take()
+        group.barrier()  # as usable as before
+
+
+def memory_is_given_back(place: Place) -> None:
+    group = place.group()
     for _ in range(3):
         x = group.empty_symmetric(8 << 20)
         group.all_reduce(x.fill_(1.0))
@@ -599,18 +529,34 @@ def memory_is_given_back(place: Place) -> list[int]:
         assert y.tolist() == [float(place.size)] * 2
         del y
         group.barrier()
-        sizes.append(place.mappings())
+        assert place.mappings() == 2  # the group's own alone
     descriptors = len(os.listdir("/proc/self/fd"))
     group.close()
-    return [*sizes, place.mappings(), descriptors - len(os.listdir("/proc/self/fd"))]
+    assert place.mappings() == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 2
+
+
+HOLDS: dict[Callable[[Place], None], int] = {
+    the_small_tensor_may_be_a_part_of_the_large_one: 3,
+    nan_wins: 2,
+    several_groups_live_in_one_process: 4,
+    ranks_may_be_threads: 2,
+    different_calls_are_an_error_on_all_ranks: 2,
+    ctrl_c_ends_a_wait_and_the_other_rank_hears_of_it: 2,
+    memory_that_one_rank_cannot_map_is_nobodys: 2,
+    closing_the_group_ends_the_wait_of_another_thread: 2,
+    memory_that_cannot_be_allocated_is_an_error_on_all_ranks: 2,
+    memory_is_given_back: 2,
+}
+"""Cases without a result, and with how many ranks they run."""
 
 
 # Compiled --------------------------------------------------------------------------------------------------------
 
 
-def compiled_block(place: Place, backend: str) -> list[float]:
+def compiled_block(place: Place, backend: str, port: int) -> list[float]:
     """A tensor-parallel block; the largest differences: compiled against eager, and against the whole on one rank."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(place), RANK=str(place.rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(place.rank))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.directory / f"inductor-{place.rank}")
     place.comm.initialize(2, place.rank)
     reductions = (place.comm.inference_all_reduce, place.comm.inference_all_reduce_)  # functional, in place
@@ -639,12 +585,6 @@ def compiled_block(place: Place, backend: str) -> list[float]:
     return differences
 
 
-@functools.cache
-def prepare() -> None:
-    """Load the op once, for all ranks that are forked."""
-    ShareMemCommBuilder().load()
-
-
 def run(rank: int, size: int, directory: str, case: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a case; how it ended."""
     torch.set_num_threads(1)
@@ -659,3 +599,38 @@ def run(rank: int, size: int, directory: str, case: str, arguments: dict[str, An
             end["error"] += traceback.format_exc()
     atexit.register(os._exit, 0)  # freeing all of torch would take longer than most cases
     return end
+
+
+# In the test's own process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's part of a case ended.
+
+    Attributes:
+        signal: that it was killed by; 0 where it was not.
+        value: what it returned, None where it did not.
+        error: the name of the exception's class, and its text; empty where there was none.
+        facts: further facts in the exception.
+    """
+
+    signal: int
+    value: Any = None
+    error: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def run_case(case: Callable[..., Any], size: int, **arguments: Any) -> list[RankEnd]:
+    """Run a case in as many processes as there are ranks; each one's end."""
+    with tempfile.TemporaryDirectory() as directory:
+        results = run_ranks("shm_cases", "run", size, Path(directory), arguments=[case.__name__, arguments])
+    assert all(result.status <= 0 for result in results), results
+    return [RankEnd(-result.status, **(result.value or {})) for result in results]
+
+
+def values_of_case(case: Callable[..., Any], size: int, **arguments: Any) -> list[Any]:
+    """What each rank returned; none may have failed."""
+    ends = run_case(case, size, **arguments)
+    assert [(end.error, end.signal) for end in ends] == [("", 0)] * size, ends
+    return [end.value for end in ends]

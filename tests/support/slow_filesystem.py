@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import mfusepy
@@ -26,6 +27,20 @@ OPEN_S = 0.004
 CHANGE_S = 0.015
 
 
+def changing(function: Callable[..., object]) -> Callable[..., int]:
+    """An operation that changes names: a host knows what it has done itself."""
+
+    def operation(self: SlowDirectory, *paths: Any) -> int:
+        time.sleep(CHANGE_S)
+        texts = [path for path in paths if isinstance(path, str)]
+        for path in texts:
+            self.lists.pop(os.path.dirname(path), None)
+        function(*map(self.path, texts), *paths[len(texts) :])
+        return 0
+
+    return operation
+
+
 class SlowDirectory(mfusepy.Operations):
     """Passes every operation on to the backing directory, late."""
 
@@ -33,21 +48,15 @@ class SlowDirectory(mfusepy.Operations):
 
     def __init__(self, backing: str) -> None:
         self._backing = backing
-        self._lists: dict[str, tuple[float, list[tuple[str, dict[str, int], int]]]] = {}
+        self.lists: dict[str, tuple[float, list[tuple[str, dict[str, int], int]]]] = {}
 
-    def _path(self, path: str) -> str:
+    def path(self, path: str) -> str:
         # libfuse gives a removed file that is open a name from a counter; two hosts would give two files one name.
         return self._backing + path.replace("/.fuse_hidden", f"/.fuse_hidden-{os.getpid()}-")
 
-    def _changes(self, *paths: str) -> None:
-        """Before a change of names: a host knows what it has done itself."""
-        time.sleep(CHANGE_S)
-        for path in paths:
-            self._lists.pop(os.path.dirname(path), None)
-
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         time.sleep(READ_S)
-        status = os.lstat(self._path(path)) if fh is None else os.fstat(fh)
+        status = os.lstat(self.path(path)) if fh is None else os.fstat(fh)
         self._require_not_removed(status)
         found = {name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size")}
         times = {f"st_{name}time": getattr(status, f"st_{name}time_ns") for name in "amc"}
@@ -55,27 +64,28 @@ class SlowDirectory(mfusepy.Operations):
 
     def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:  # noqa: ARG002
         time.sleep(READ_S)
-        read_at, found = self._lists.get(path, (0.0, []))
+        read_at, found = self.lists.get(path, (0.0, []))
         if time.monotonic() - read_at > STALE_LIST_S:
-            with os.scandir(self._path(path)) as items:
+            with os.scandir(self.path(path)) as items:
                 # Only the kind of the file is reported; the number 0 would hide the name.
                 kinds = [(item.name, stat.S_IFDIR if item.is_dir() else stat.S_IFREG, item.inode()) for item in items]
             found = [(name, {"st_mode": kind, "st_ino": number}, 0) for name, kind, number in kinds]
-            self._lists[path] = (time.monotonic(), found)
-        own = {"st_mode": stat.S_IFDIR, "st_ino": os.lstat(self._path(path)).st_ino}
+            self.lists[path] = (time.monotonic(), found)
+        own = {"st_mode": stat.S_IFDIR, "st_ino": os.lstat(self.path(path)).st_ino}
         return [(".", own, 0), ("..", own, 0), *found]
 
     def open(self, path: str, flags: int) -> int:
         time.sleep(OPEN_S)
         try:
-            return os.open(self._path(path), flags & ~os.O_APPEND)  # the kernel has worked out where to write
+            return os.open(self.path(path), flags & ~os.O_APPEND)  # the kernel has worked out where to write
         except FileNotFoundError:
             # The caller has looked it up, so it was there: the kernel then looks again.
             raise OSError(errno.ESTALE, "stale file handle") from None
 
     def create(self, path: str, mode: int, flags: int) -> int:
-        self._changes(path)
-        return os.open(self._path(path), (flags | os.O_CREAT) & ~os.O_APPEND, mode)
+        time.sleep(CHANGE_S)
+        self.lists.pop(os.path.dirname(path), None)
+        return os.open(self.path(path), (flags | os.O_CREAT) & ~os.O_APPEND, mode)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:  # noqa: ARG002
         time.sleep(READ_S)
@@ -97,38 +107,15 @@ class SlowDirectory(mfusepy.Operations):
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         time.sleep(READ_S)
-        os.truncate(self._path(path) if fh is None else fh, length)
-        return 0
-
-    def mkdir(self, path: str, mode: int) -> int:
-        self._changes(path)
-        os.mkdir(self._path(path), mode)
-        return 0
-
-    def rmdir(self, path: str) -> int:
-        self._changes(path)
-        os.rmdir(self._path(path))
-        return 0
-
-    def unlink(self, path: str) -> int:
-        self._changes(path)
-        os.unlink(self._path(path))
-        return 0
-
-    def rename(self, old: str, new: str) -> int:
-        self._changes(old, new)
-        os.rename(self._path(old), self._path(new))
-        return 0
-
-    def chmod(self, path: str, mode: int) -> int:
-        time.sleep(READ_S)
-        os.chmod(self._path(path), mode)
+        os.truncate(self.path(path) if fh is None else fh, length)
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
         time.sleep(READ_S)
-        os.utime(self._path(path), ns=times)
+        os.utime(self.path(path), ns=times)
         return 0
+
+    mkdir, rmdir, unlink, rename, chmod = map(changing, (os.mkdir, os.rmdir, os.unlink, os.rename, os.chmod))
 
     def _require_not_removed(self, status: os.stat_result) -> None:
         # A network server has no memory of who has a removed file open.

@@ -29,7 +29,21 @@ static void meta(accel::Library& m) { m.impl("add_", ACCEL_BOX(&nothing)); }
 ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", cpu}, {"Meta", meta})
 """
 
-
+# What makes a library one of Binding.STABLE, without the second that torch's headers take.
+ENTRY = """
+extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
+  return 0;
+}
+"""
+# The builder of such an op in another package.
+OWN_BUILDER = """
+from op_builder import Binding, OpBuilder
+class OwnBuilder(OpBuilder):
+    NAME = "own"
+    BINDING = Binding.STABLE
+    def sources(self):
+        return ["own.cpp"]
+"""
 # A Python module whose value() returns VALUE, without torch's headers, which take half a minute to compile.
 MODULE = """
 #include <Python.h>

@@ -12,16 +12,6 @@ from op_builder.ops import CPUAdam
 from op_builder.ops.distributed import AccelProcessGroup, collective_counts
 
 
-class Regression(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        data = torch.rand(4, generator=generator)
-        return {"data": data, "labels": data.sum().reshape(1)}
-
-
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +42,9 @@ def train(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     )
     model = Model()
     optimizer = CPUAdam(model.parameters(), lr=1e-2)
-    trainer = Trainer(model, options, train_dataset=Regression(), optimizers=(optimizer, None))
+    inputs = torch.rand(16, 4, generator=torch.Generator().manual_seed(0))
+    regression = [{"data": data, "labels": data.sum().reshape(1)} for data in inputs]
+    trainer = Trainer(model, options, train_dataset=regression, optimizers=(optimizer, None))
     trainer.train()
     is_accel = isinstance(dist.group.WORLD, AccelProcessGroup)
     found = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import network_namespaces
-from tests.support.launching import wait_until
+from tests.support.waiting import wait_until
 
 PORT = 2222
 

@@ -35,13 +35,6 @@ def place_for_all() -> Iterator[Path]:
         shutil.rmtree(place)
 
 
-def run_as(
-    user: int, code: str, *, groups: Sequence[int] = (), **variables: str | None
-) -> subprocess.CompletedProcess[str]:
-    """Run Python code as ``user``, who is also in ``groups``; skips the test where that is impossible."""
-    return _run(interpreter_of_all(), user, code, groups, variables)
-
-
 @functools.cache
 def interpreter_of_all() -> str:
     """A Python that every user may run, with this project and its torch."""
@@ -49,18 +42,19 @@ def interpreter_of_all() -> str:
         pytest.skip("only root may become another user")
     for interpreter in filter(None, (sys.executable, shutil.which(_PYTHON, path=os.defpath))):
         with contextlib.suppress(PermissionError):
-            if _run(interpreter, STRANGER, "import op_builder, torch, tests.support", (), {}).returncode == 0:
+            if run_as(STRANGER, "import op_builder, torch, tests.support", interpreter=interpreter).returncode == 0:
                 return interpreter
     pytest.skip(f"other users can run no {_PYTHON} with this project")
 
 
-def _run(
-    interpreter: str, user: int, code: str, groups: Sequence[int], variables: dict[str, str | None]
+def run_as(
+    user: int, code: str, *, groups: Sequence[int] = (), interpreter: str = "", **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
+    """Run Python code as ``user``, who is also in ``groups``; skips the test where that is impossible."""
     modules = os.pathsep.join(map(str, (ROOT, Path(torch.__file__).parents[1])))
     defaults = {"HOME": "/nonexistent", "XDG_CACHE_HOME": None, "PYTHONPATH": modules, "ACCEL_ACCELERATOR": "cpu"}
     return subprocess.run(
-        [interpreter, "-c", code],
+        [interpreter or interpreter_of_all(), "-c", code],
         cwd="/",
         env=env.child_environment(**{**defaults, **variables}),
         user=user,

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does, for as long as it takes: who runs a test bounds it."""
+"""Waiting for what another process or thread does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+_LIMIT_S = 300  # only a guard against hangs
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    """Return when it is so."""
+
+def wait_until(is_so: Callable[[], object], message: Callable[[], str] = str) -> None:
+    """Return when it is so; the message explains why it is not in time."""
+    deadline = time.monotonic() + _LIMIT_S
     while not is_so():
+        assert time.monotonic() < deadline, message()
         time.sleep(0.002)
 
 

@@ -182,14 +182,6 @@ def require_across(name: str) -> str:
     return name
 
 
-def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> Across | None:
-    """The collectives of the leaders, by ``name``; None on other ranks."""
-    if not layout.is_leader:
-        return None
-    make = CCLAcross if name == "ccl" else GlooAcross
-    return make(store, layout, timeout, note)
-
-
 def compare_calls(across: Across, layout: Layout, text: str) -> None:
     """Raise a CommunicationError that shows two calls if the hosts are not about to do the same."""
     numbers = struct.unpack("<2I", hashlib.sha256(text.encode()).digest()[:8])
@@ -200,11 +192,13 @@ def compare_calls(across: Across, layout: Layout, text: str) -> None:
         return
     calls = []
     for host in range(len(layout.hosts)):
+        # A longer text is cut off.
         encoded = text.encode()[:_CALL_BYTES].ljust(_CALL_BYTES) if host == layout.host else bytes(_CALL_BYTES)
         message = torch.tensor(list(encoded), dtype=torch.uint8, device="cpu")
         across.broadcast(message, host)
         calls.append(bytes(message.tolist()).decode(errors="replace").rstrip())
-    other = next((host for host, call in enumerate(calls) if call != text), layout.host)
+    others = [host for host in range(len(calls)) if host != layout.host]
+    other = next((host for host in others if calls[host] != calls[layout.host]), others[0])
     raise CommunicationError(
         f"Rank {layout.rank} called {text}, rank {layout.hosts[other][0]} called {calls[other]}.",
         "Call the same collectives in the same order on all ranks of a group. The ranks need a new group.",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import is_overlapping
+from op_builder.ops.arguments import bounded_int, bytes_of, is_overlapping
 
 Tensors = Sequence[torch.Tensor]
 
@@ -81,9 +80,9 @@ def are_alike(singles: Tensors, nested: Sequence[Tensors], size: int) -> bool:
     )
 
 
-def make_timeout(timeout: timedelta | None) -> timedelta:
-    """``timeout``, or torch's default."""
-    return timeout if timeout is not None else dist.distributed_c10d.default_pg_timeout
+def checked_rank(name: str, value: int, size: int) -> int:
+    """A rank of a group of ``size`` as an int, or an OpArgumentError."""
+    return bounded_int(name, value, 0, size - 1, f"Pass an int of 0 to {size - 1}: the group has {size} ranks.")
 
 
 def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
@@ -148,11 +147,6 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor as one of class ``torch.Tensor``, with the same memory and strides."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().as_subclass(torch.Tensor)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def replace_tensors(arguments: Any, replacements: Iterable[torch.Tensor]) -> Any:

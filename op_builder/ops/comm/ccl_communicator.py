@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 
 from op_builder.errors import CommunicationError, OpArgumentError
-from op_builder.ops.arguments import explained
+from op_builder.ops.arguments import bounded_int, explained
+from op_builder.ops.comm.arguments import checked_rank
 
 ADDRESS_BYTES = 256
 Address = Sequence[int] | torch.Tensor
@@ -42,7 +42,9 @@ class CCLWork:
     def is_completed(self) -> bool:
         """Whether it has finished, successfully or not."""
         with self._lock:
-            return self._is_done or self._failure is not None or self._finished_within(0)
+            if not self._is_done and self._failure is None:
+                self._finished_within(0)
+            return self._is_done or self._failure is not None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return True when it has finished; the tensor then has its result.
@@ -99,7 +101,7 @@ class Communicator:
         watch: Callable[[], None] | None = None,
     ) -> None:
         self.ops = ops
-        self.size = checked_count("size", size)
+        self.size = bounded_int("size", size, 1, None, "Pass at least 1.")
         self.rank = checked_rank("rank", rank, self.size)
         self.timeout_s = timeout_s
         self.watch = watch
@@ -199,17 +201,3 @@ def _checked_address(address: Address) -> list[int]:
     if not any(listed):
         raise OpArgumentError("kvs is all zeros.", "Pass this rank what rank 0 got from get_kvs_addr(0).")
     return listed
-
-
-def checked_count(name: str, value: int) -> int:
-    number = operator.index(value)
-    if number < 1:
-        raise OpArgumentError(f"{name} is {number}.", "Pass at least 1.")
-    return number
-
-
-def checked_rank(name: str, value: int, size: int) -> int:
-    number = operator.index(value)
-    if not 0 <= number < size:
-        raise OpArgumentError(f"{name} is {number} in a group of {size}.", f"Pass 0 to {size - 1}.")
-    return number

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
+from op_builder.ops.arguments import bytes_of
 from op_builder.ops.comm.across import Across, GiveUpNote, compare_calls
-from op_builder.ops.comm.arguments import bytes_of
 from op_builder.ops.comm.hosts import Layout
 
 _NARROW = (torch.bfloat16, torch.float16)

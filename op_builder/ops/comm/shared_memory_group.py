@@ -13,7 +13,8 @@ import torch
 
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.load.loader import named_error
-from op_builder.ops.arguments import untraced
+from op_builder.ops.arguments import checked_shape, untraced
+from op_builder.ops.comm.arguments import checked_rank
 from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, process_in_proc, shared_segments, space_error
 from op_builder.system import cpu_isa
 
@@ -127,9 +128,7 @@ class SharedMemoryGroup:
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Send the tensor of rank ``src``, of any type, in place; returns ``tensor``, raises as :meth:`all_reduce`."""
-        if isinstance(src, bool) or not isinstance(src, int):
-            raise OpArgumentError(f"src is {src!r}.", "Pass a rank of the group, an int.")
-        self._call("broadcast_", (tensor,), src)
+        self._call("broadcast_", (tensor,), checked_rank("src", src, self.size))
         return tensor
 
     @untraced
@@ -160,12 +159,12 @@ class SharedMemoryGroup:
             SharedMemorySpaceError: there is not enough memory.
             SharedMemoryCommError: a rank did not take part.
         """
-        sizes = _checked_shape(shape)
+        sizes = checked_shape((shape,) if isinstance(shape, int) else shape, "Pass sizes of at least 0.")
         if not isinstance(dtype, torch.dtype):
             raise OpArgumentError(f"dtype is {dtype!r}.", "Pass a torch.dtype.")
         count = math.prod(sizes)
         if count == 0:
-            return torch.zeros(sizes, dtype=dtype)
+            return torch.zeros(sizes, dtype=dtype, device="cpu")
         size_bytes = count * dtype.itemsize
         # Fails before the ranks exchange anything if the group is broken.
         self._call("barrier", (), operation="empty_symmetric")
@@ -292,14 +291,3 @@ def _unfit(tensor: Any) -> OpArgumentError:
     if tensor.layout is not torch.strided:
         return OpArgumentError(f"A tensor has layout {tensor.layout}.", "Pass x.to_dense().")
     return OpArgumentError("A tensor is a lazy view.", "Pass x.resolve_conj().resolve_neg().")
-
-
-def _checked_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
-    sizes = (shape,) if isinstance(shape, int) else shape
-    try:
-        checked = tuple(sizes)
-    except TypeError:
-        checked = (-1,)
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in checked):
-        raise OpArgumentError(f"shape is {shape!r}.", "Pass sizes of at least 0.")
-    return checked

@@ -9,7 +9,8 @@ from torch._C._distributed_c10d import Store
 
 from op_builder import env
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import untraced
+from op_builder.ops.arguments import bounded_int, untraced
+from op_builder.ops.comm.arguments import checked_rank
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.comm.shared_memory_meeting import default_store
 
@@ -81,7 +82,8 @@ class ShareMemCommModule:
             SharedMemoryCommError: a rank did not join in time, or is on another host.
             SharedMemorySpaceError: there is not enough memory.
         """
-        _require_place(size, rank)
+        size = bounded_int("size", size, 1, 1024, "Pass the number of ranks, from 1 to 1024.")
+        rank = checked_rank("rank", rank, size)
         patience_s = env.ACCEL_COMM_TIMEOUT_S.get() if timeout_s is None else timeout_s
         if not isinstance(patience_s, int | float) or not 0 < patience_s < 1e9:
             raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
@@ -97,16 +99,6 @@ class ShareMemCommModule:
         if self._store is None:
             self._store = default_store(rank, timeout_s)
         return self._store
-
-
-def _require_place(size: int, rank: int) -> None:
-    for name, value in (("size", size), ("rank", rank)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise OpArgumentError(f"{name} is {value!r}.", f"Pass {name} as an int.")
-    if not 1 <= size <= 1024:
-        raise OpArgumentError(f"size is {size}.", "Pass the number of ranks, from 1 to 1024.")
-    if not 0 <= rank < size:
-        raise OpArgumentError(f"rank is {rank} in a group of {size}.", "Pass a rank from 0 to size - 1.")
 
 
 def _uninitialized() -> OpArgumentError:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import whole_number
+from op_builder.ops.arguments import bounded_int, checked_shape
 from op_builder.ops.functional.device_tensors import call, require_plain
 
 _LARGEST_BLOCK = 2**62  # the kernels add a block to a tensor's elements
@@ -72,7 +72,7 @@ class BlockQuantizeModule:
         bits, block_size = 4 if codes.dtype == torch.uint8 else 8, _block_size(block_size)
         if dtype not in _FLOATS:
             raise OpArgumentError(f"dtype is {dtype}.", "Pass torch.float32, torch.bfloat16 or torch.float16.")
-        lengths = _lengths(shape)
+        lengths = checked_shape(shape, "Pass the shape of the tensor that was quantized.")
         numel = math.prod(lengths)
         if codes.numel() != (numel if bits == 8 else (numel + 1) // 2):  # before allocating a wrong shape
             raise OpArgumentError(
@@ -85,27 +85,15 @@ class BlockQuantizeModule:
 
 
 def _bits(bits: int) -> int:
-    remedy = "Pass 8 or 4."
-    number = whole_number("bits", bits, remedy)
+    number = bounded_int("bits", bits, 4, 8, "Pass 8 or 4.")
     if number not in (4, 8):
-        raise OpArgumentError(f"bits is {bits!r}.", remedy)
+        raise OpArgumentError(f"bits is {bits!r}.", "Pass 8 or 4.")
     return number
 
 
 def _block_size(block_size: int) -> int:
     remedy = "Pass an even number, for example 256."
-    number = whole_number("block_size", block_size, remedy)
-    if not 2 <= number <= _LARGEST_BLOCK or number % 2:
+    number = bounded_int("block_size", block_size, 2, _LARGEST_BLOCK, remedy)
+    if number % 2:
         raise OpArgumentError(f"block_size is {block_size!r}.", remedy)
     return number
-
-
-def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
-    remedy = "Pass the shape of the tensor that was quantized."
-    try:
-        lengths = tuple(whole_number("a length in shape", length, remedy) for length in shape)
-    except TypeError:
-        raise OpArgumentError(f"shape is {shape!r}.", remedy) from None
-    if any(length < 0 for length in lengths):
-        raise OpArgumentError(f"shape is {lengths}.", remedy)
-    return lengths

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import torch
 
 from op_builder.errors import OpArgumentError, StorageError
-from op_builder.ops.arguments import untraced
+from op_builder.ops.arguments import bounded_int, untraced
 from op_builder.ops.io.aio_operation import (
     File,
     Operation,
@@ -45,11 +44,7 @@ class HandleSettings(NamedTuple):
         storage_engines.checked_engine(self.engine)
         numbers: dict[str, Any] = {}
         for name, most in (("block_size", 1 << 62), ("queue_depth", 1 << 15), ("intra_op_parallelism", 1 << 10)):
-            value = getattr(self, name)
-            is_number = isinstance(value, SupportsIndex) and not isinstance(value, bool)
-            if not is_number or not 1 <= operator.index(value) <= most:
-                raise OpArgumentError(f"{name} is {value!r}.", f"Pass an int of 1 to {most}.")
-            numbers[name] = operator.index(value)
+            numbers[name] = bounded_int(name, getattr(self, name), 1, most, f"Pass an int of 1 to {most}.")
         numbers |= {name: bool(getattr(self, name)) for name in ("single_submit", "overlap_events")}
         return self._replace(**numbers)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import operator
 import os
 import stat
-from typing import NamedTuple, SupportsIndex, Union
+from typing import NamedTuple, Union
 
 import torch
 
 from op_builder.errors import OpArgumentError, StorageError
+from op_builder.ops.arguments import bounded_int
 
 File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 """A file's name, or an open descriptor."""
@@ -79,13 +79,8 @@ class Operation(NamedTuple):
 
 def checked_offset(file_offset: object) -> int:
     """The offset in bytes, an int of at least 0, or an OpArgumentError."""
-    try:
-        offset = operator.index(file_offset)  # type: ignore[arg-type]
-    except TypeError:
-        offset = -1
-    if isinstance(file_offset, bool) or not 0 <= offset < 1 << 62:
-        raise OpArgumentError(f"file_offset is {file_offset!r}.", "Pass bytes from the file's beginning, 0 or more.")
-    return offset
+    remedy = "Pass bytes from the file's beginning, 0 or more."
+    return bounded_int("file_offset", file_offset, 0, (1 << 62) - 1, remedy)
 
 
 def checked_file(filename: object) -> File:
@@ -99,12 +94,7 @@ def checked_file(filename: object) -> File:
         if not is_name:
             raise OpArgumentError(f"{filename!r} cannot be a file's name.", remedy)
         return filename
-    if isinstance(filename, bool) or not isinstance(filename, SupportsIndex):
-        raise OpArgumentError(f"filename is {filename!r} of type {type(filename).__name__}.", remedy)
-    descriptor = operator.index(filename)
-    if not 0 <= descriptor < 1 << 31:
-        raise OpArgumentError(f"filename is {descriptor}, which is not a descriptor.", remedy)
-    return descriptor
+    return bounded_int("filename", filename, 0, (1 << 31) - 1, remedy)
 
 
 def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
@@ -164,13 +154,17 @@ def open_file(operation: Operation) -> int:
         flags = os.O_RDONLY
         if operation.is_write:  # validation reads it again
             flags = (os.O_RDWR if operation.validates else os.O_WRONLY) | os.O_CREAT
-        # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
-        descriptor = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-        os.set_blocking(descriptor, True)
-        return descriptor
+        return opened(name, flags)
     except OSError as error:
         number = error.errno or errno.EIO
         # A pipe or socket without a peer.
         if number == errno.ENXIO and (stat.S_ISFIFO(mode := os.stat(name).st_mode) or stat.S_ISSOCK(mode)):
             number = errno.ESPIPE
         raise operation.system_error(number, operation.offset, 0) from None
+
+
+def opened(name: str | bytes | os.PathLike[str] | os.PathLike[bytes], flags: int = os.O_RDONLY) -> int:
+    """A new descriptor of a file, or an OSError; a named pipe without a process at its other end is one, too."""
+    descriptor = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)  # otherwise it would wait for that process
+    os.set_blocking(descriptor, True)  # else io_uring does not wait for the disk on some file systems
+    return descriptor

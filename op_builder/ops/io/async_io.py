@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import bytes_of
 from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.aio_operation import File, checked_address
 from op_builder.system import storage_engines
@@ -100,7 +101,7 @@ class AsyncIOModule:
         if 0 < abs(distance) < dst.nbytes:
             raise OpArgumentError("dst and src share a part of their memory.", "Pass src.clone().")
         with torch.no_grad():
-            dst.detach().view(-1).view(torch.uint8).copy_(src.detach().view(-1).view(torch.uint8))
+            bytes_of(dst).copy_(bytes_of(src))
         return 0
 
     deepspeed_memcpy = memcpy

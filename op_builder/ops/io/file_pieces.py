@@ -6,7 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -35,23 +35,21 @@ class Handles:
             )
         HandleSettings(**settings).checked()
         self._settings = dict(settings)
-        self._reset()
+        self._owner = os.getpid()
+        self._idle: deque[Handle] = deque()  # its methods need no lock
 
     @contextmanager
     def one(self) -> Iterator[Handle]:
         """A handle that nothing else uses meanwhile; raises an AccelError if the op cannot be loaded here."""
-        if self._owner != os.getpid():  # a fork has none of the threads, and the lock may be held
-            self._reset()
-        with self._lock:
-            handle = self._idle.pop() if self._idle else None
-        yield (handle := handle or AsyncIOBuilder().load().aio_handle(**self._settings))
+        if self._owner != os.getpid():  # a fork has none of the handles' threads
+            self._owner, self._idle = os.getpid(), deque()
+        try:
+            handle = self._idle.pop()
+        except IndexError:
+            handle = AsyncIOBuilder().load().aio_handle(**self._settings)
+        yield handle
         # Not after an exception, when something may be in flight: the handle's end waits for it.
-        with self._lock:
-            self._idle.append(handle)
-
-    def _reset(self) -> None:
-        self._lock, self._owner = threading.Lock(), os.getpid()
-        self._idle: list[Handle] = []
+        self._idle.append(handle)
 
 
 def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:

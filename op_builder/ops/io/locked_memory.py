@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import operator
 import os
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import torch
 
 from op_builder.errors import AccelError, OpArgumentError
-from op_builder.ops.arguments import untraced
+from op_builder.ops.arguments import bounded_int, untraced
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +74,8 @@ class LockedTensors:
                 f"example_tensor is {example_tensor!r} of type {type(example_tensor).__name__}.",
                 "Pass a tensor of the wanted type; its values do not matter.",
             )
-        is_number = isinstance(num_elem, SupportsIndex) and not isinstance(num_elem, bool)
-        if not is_number or operator.index(num_elem) < 0:
-            raise OpArgumentError(f"num_elem is {num_elem!r}.", "Pass the number of elements, an int of at least 0.")
-        count, dtype = operator.index(num_elem), example_tensor.dtype
+        dtype = example_tensor.dtype
+        count = bounded_int("num_elem", num_elem, 0, None, "Pass the number of elements, an int of at least 0.")
         if count == 0:
             return torch.empty(0, dtype=dtype, device="cpu")
         size_bytes = count * dtype.itemsize

@@ -17,6 +17,7 @@ import torch
 
 from op_builder.errors import AccelError, DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
+from op_builder.ops.io.aio_operation import opened
 from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
 from op_builder.ops.io.safetensors_format import LENGTH_BYTES, Entry, check_byte_order, decoded_entries, header_bytes
 from op_builder.ops.io.tensor_store_files import explained
@@ -185,10 +186,8 @@ class _Reader:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     with explained(f"Opening {path}", path):
-        # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = opened(path)
     try:
-        os.set_blocking(descriptor, True)  # else io_uring does not wait for the disk on some file systems
         yield descriptor
     finally:
         os.close(descriptor)

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from op_builder.errors import DamagedTensorError, OpArgumentError
+from op_builder.errors import DamagedTensorError
+from op_builder.ops.arguments import bounded_int, bytes_of
 from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress, write_plainly
 from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
-from op_builder.ops.io.tensor_store_memory import body_to_write, bytes_of, check_out, is_filled_in_place, new_tensor
+from op_builder.ops.io.tensor_store_memory import body_to_write, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
 from op_builder.ops.io.tensor_store_transfer import StoreCounters, Transfers
 from op_builder.system.records import RecordError
@@ -54,8 +55,7 @@ class TensorStore:
         is_durable: bool = True,
         aio: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            raise OpArgumentError(f"threads is {threads!r}.", "Pass an int of at least 1.")
+        threads = bounded_int("threads", threads, 1, None, "Pass an int of at least 1.")
         check_byte_order()
         self._transfers = Transfers(DEFAULT_SETTINGS if aio is None else aio)
         self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)

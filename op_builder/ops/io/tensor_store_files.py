@@ -23,7 +23,7 @@ from pathlib import Path
 from op_builder.cache.removal import file_system_now
 from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
-from op_builder.ops.io.aio_operation import REMEDIES
+from op_builder.ops.io.aio_operation import REMEDIES, opened
 from op_builder.system.file_lock import try_lock
 
 _SUFFIX = ".safetensors"
@@ -78,10 +78,7 @@ class StoreFiles:
         """A descriptor of a tensor's current file, or a TensorNotFoundError."""
         path = self.path(name)
         with explained(f"Opening {path}", path), self._missing_explained(name):
-            # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(descriptor, True)
-        return descriptor
+            return opened(path)
 
     def delete(self, name: str) -> None:
         """Remove a tensor's file, or raise a TensorNotFoundError."""

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import is_overlapping
+from op_builder.ops.arguments import bytes_of, is_overlapping
 from op_builder.ops.io.aio_operation import check_memory
 from op_builder.ops.io.safetensors_format import MAX_DIMENSIONS
 from op_builder.ops.io.tensor_store_format import DTYPES, TensorInfo
@@ -77,8 +77,3 @@ def new_memory(size_bytes: int) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous CPU tensor as a uint8 vector."""
-    return tensor.detach().view(-1).view(torch.uint8)

@@ -75,16 +75,6 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
         )
 
 
-def require(what: str, given: Mapping[str, object], names: Iterable[str], optimizer: str) -> None:
-    """Raise an OpArgumentError if a mapping lacks one of these entries."""
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise OpArgumentError(
-            f"{what} lacks {' and '.join(map(repr, missing))}.",
-            f"Pass the state_dict() of a {optimizer} or of torch.optim's optimizer of the same formula.",
-        )
-
-
 def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, states: Iterable[str]) -> None:
     """Raise an OpArgumentError if a state, packed or not, has another shape than the parameter."""
     local = local_of(param)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
-from op_builder.errors import IncompatibleOpError
+from op_builder.errors import IncompatibleOpError, OpArgumentError
 from op_builder.ops.arguments import step_count
 from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.checks import check_shapes, require
+from op_builder.ops.optim.checks import check_shapes
 from op_builder.ops.optim.native_op import NativeOp
 from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
 from op_builder.ops.optim.small_tensors import SmallTensors
-from op_builder.ops.optim.state_entries import with_plain_entries
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
@@ -150,9 +149,10 @@ class NativeStates(Optimizer):
     def _without_packed_shards(self, made: dict[str, Any]) -> dict[str, Any]:
         """A ``state_dict()`` of plain dictionaries, with decoded states of what ranks share.
 
-        Code that joins or splits shards cannot interpret 8-bit codes and their scales.
+        torch.load(weights_only=True) loads no other dictionaries, and code that joins or splits shards cannot interpret
+        8-bit codes and their scales.
         """
-        made = with_plain_entries(made)
+        made = {**made, "state": {key: dict(entry) for key, entry in made["state"].items()}}
         for group, saved in zip(self.param_groups, made["param_groups"], strict=True):
             for param, number in zip(group["params"], saved["params"], strict=True):
                 entry = made["state"].get(number)
@@ -179,7 +179,13 @@ class NativeStates(Optimizer):
         check_shapes(what, entry, param, self._states_of(group))
 
     def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-        require(what, given, names, type(self).__name__)
+        """Raise an OpArgumentError if a saved state lacks one of these entries."""
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise OpArgumentError(
+                f"{what} lacks {' and '.join(map(repr, missing))}.",
+                f"Pass the state_dict() of a {type(self).__name__} or of torch.optim's optimizer of the same formula.",
+            )
 
 
 def state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:

@@ -44,8 +44,3 @@ def _recording(name: str) -> Any:
 
 for _name in ("__setitem__", "__delitem__", "__ior__", "update", "setdefault", "pop", "popitem", "clear"):
     setattr(StateEntry, _name, _recording(_name))
-
-
-def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's ``state_dict()`` with plain dictionaries, which ``torch.load(weights_only=True)`` needs."""
-    return {**state_dict, "state": {key: dict(entry) for key, entry in state_dict["state"].items()}}

@@ -39,7 +39,6 @@ class _Control(ctypes.Structure):
         ("finished", _Semaphore),
         ("count", ctypes.c_int64),  # of groups
         ("requests", ctypes.c_int64),  # how many steps were submitted
-        ("exits", ctypes.c_int64),
         ("state", ctypes.c_int64),
         ("step", ctypes.c_int64),
         ("options", ctypes.c_double * 6 * MAX_GROUPS),  # lr, beta1, beta2, eps, weight_decay, bias_correction

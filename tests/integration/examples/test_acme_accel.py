@@ -1,4 +1,4 @@
-"""The template of a vendor's package: its accelerator and its op, from its own directory."""
+"""The template of a vendor's package, from its own directory; test_templates.py installs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from accelerator import selection
 from accelerator.testing import check_conformance
 from op_builder import env
-from tests.support.foreign_package import ROOT
+from tests.support.foreign_package import ROOT, install
 
 TEMPLATE = ROOT / "examples" / "acme_accel"
 # What pyproject.toml registers, without an installation.
@@ -22,12 +22,9 @@ ENTRY_POINTS = f"[{selection.ENTRY_POINT_GROUP}]\nacme = acme_accel.accelerator:
 @pytest.fixture
 def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory where the driver shows its cards; the package is registered."""
-    record = tmp_path / "site" / "acme_accel-1.0.dist-info"
-    record.mkdir(parents=True)
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-accel\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text(ENTRY_POINTS)
+    install(tmp_path / "site", "acme_accel", {}, ENTRY_POINTS)
     monkeypatch.syspath_prepend(str(TEMPLATE))
-    monkeypatch.syspath_prepend(str(record.parent))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     cards = tmp_path / "cards"
     cards.mkdir()
     unset = dict.fromkeys(("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACME_VISIBLE_DEVICES"))
@@ -80,34 +77,15 @@ def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("cards")
-def test_it_has_the_host_ops_and_its_own() -> None:
-    from acme_accel.accelerator import AcmeAccelerator
-
-    from op_builder.cpu import CPUAdamBuilder
-
-    acme = AcmeAccelerator()
-    assert acme.get_op_builder("CPUAdamBuilder") is CPUAdamBuilder
-    assert acme.create_op_builder("AcmeSiluAndMulBuilder").name == "acme_silu_and_mul"
-    sources = acme.create_op_builder("AcmeSiluAndMulBuilder").sources()
-    assert [Path(source).parent for source in sources] == [TEMPLATE / "acme_accel" / "ops" / "kernels"] * 2
-
-
-@pytest.mark.usefixtures("cards")
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 33), (2, 3, 129), (100_003,)])
-def test_values_are_those_of_float64(shape: tuple[int, ...]) -> None:
-    from acme_accel.ops.silu_and_mul import AcmeSiluAndMulBuilder
-
-    gate, up = torch.randn(shape) * 4, torch.randn(shape)
-    exact = torch.nn.functional.silu(gate.double()) * up.double()
-    # exp, a division and two more operations, each off by an ulp or so.
-    torch.testing.assert_close(AcmeSiluAndMulBuilder().load()(gate, up).double(), exact, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.usefixtures("cards")
-def test_a_tensor_that_does_not_fit_is_refused() -> None:
+def test_values_are_those_of_float64_and_a_tensor_that_does_not_fit_is_refused() -> None:
     from acme_accel.ops.silu_and_mul import AcmeSiluAndMulBuilder
 
     op = AcmeSiluAndMulBuilder().load()
+    for shape in ((), (0,), (7, 33), (100_003,)):
+        gate, up = torch.randn(shape) * 4, torch.randn(shape)
+        exact = torch.nn.functional.silu(gate.double()) * up.double()
+        # exp, a division and two more operations, each off by an ulp or so.
+        torch.testing.assert_close(op(gate, up).double(), exact, rtol=1e-6, atol=1e-12)
     good = torch.ones(4, 4)
     torch.library.opcheck(op.native.silu_and_mul.default, (torch.empty(4, 4), good, good))
     for gate, up in ((good, good[:2]), (good.double(), good.double()), (good, good.bfloat16()), (good.T[:2], good[:2])):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
-from examples.characters.model import CharacterTransformer, Shape
 from examples.parallel_generation import __main__ as example
 from examples.parallel_generation import ranks
-from examples.parallel_generation.decoder import write
 
 SMALL = ["--steps", "3", "--batch", "2", "--length", "6", "--width", "16", "--layers", "1"]
 
@@ -34,25 +31,3 @@ def test_another_text_is_reported_and_fails(
     monkeypatch.setattr(example, "write_together", garbled)
     assert example.main(SMALL) == 1
     assert "ANOTHER TEXT" in capsys.readouterr().out
-
-
-def test_the_shares_of_all_ranks_add_up_to_the_whole_model() -> None:
-    torch.manual_seed(0)
-    model = CharacterTransformer(Shape(alphabet=11, context=12, width=32, heads=4, layers=2)).eval()
-    starts = torch.randint(11, (3, 5))
-    texts = write(model, starts, 7, 0, 1, lambda _: None)
-    for place in range(5, 12):  # the model itself, which sees the whole text each time
-        with torch.no_grad():
-            likeliest = model(texts[:, :place])[:, -1].argmax(dim=1)
-        assert torch.equal(likeliest, texts[:, place])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--steps", "0"], "at least one"), (["--ranks", "3"], "must divide"), (["--width", "20"], "must divide")],
-)
-def test_bad_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        example.main(options)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

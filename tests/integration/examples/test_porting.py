@@ -22,21 +22,6 @@ GUIDE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
 SCRIPTS = ROOT / "examples" / "porting"
 STEPS = 12
 
-# Of torch.cuda, what programs use most; each must have its row.
-# ruff: noqa: SIM905 - a list of so many strings is harder to read
-COMMON = """
-amp.GradScaler amp.autocast BoolTensor ByteTensor CUDAGraph CUDAPluggableAllocator DoubleTensor Event FloatTensor
-HalfTensor IntTensor LongTensor Stream caching_allocator_alloc can_device_access_peer current_device
-current_stream default_generators default_stream device device_count empty_cache get_arch_list get_device_capability
-get_device_name get_device_properties get_rng_state get_rng_state_all graph graph_pool_handle init initial_seed
-ipc_collect is_available is_bf16_supported is_current_stream_capturing is_initialized list_gpu_processes
-make_graphed_callables manual_seed manual_seed_all max_memory_allocated max_memory_cached max_memory_reserved
-mem_get_info memory_allocated memory_cached memory_reserved memory_snapshot memory_stats memory_summary nvtx.mark
-nvtx.range nvtx.range_pop nvtx.range_push reset_max_memory_allocated reset_max_memory_cached reset_peak_memory_stats
-seed_all set_device set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream synchronize
-temperature utilization
-""".split()
-
 
 def run(*command: str, **variables: str | None) -> dict[str, Any]:
     environment = env.child_environment(
@@ -99,28 +84,6 @@ def test_the_guide_launches_with_options_that_exist() -> None:
     assert len(commands) > 3
     for command in commands:
         parse(command.split())
-
-
-def test_the_ported_script_names_no_device() -> None:
-    before, after = ((SCRIPTS / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
-    assert "cuda" in before
-    assert not re.findall(r"cuda|cpu|nccl|gloo", after.partition('"""\n\n')[2])
-
-
-def rows() -> list[tuple[str, str]]:
-    """The rows of all tables of the guide that begin with something of torch.cuda."""
-    found = [re.match(r"\| (`torch\.cuda\..+?) \| (.+) \|$", line) for line in GUIDE.splitlines()]
-    return [(match[1], match[2]) for match in found if match]
-
-
-def test_every_common_call_of_torch_cuda_has_its_row() -> None:
-    named = {name for left, _ in rows() for name in re.findall(r"`torch\.cuda\.([\w.]+)", left)}
-    assert not set(COMMON) - named
-    for name in named:  # what torch does not have, nobody has to port
-        value: Any = torch.cuda
-        for part in name.split("."):
-            assert hasattr(value, part), f"torch.cuda.{name}"
-            value = getattr(value, part)
 
 
 def test_every_member_that_the_guide_names_is_part_of_the_contract() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from op_builder.catalog import table
 from op_builder.catalog.native import system_check
-from op_builder.engine.ninja import peak_bytes
 from op_builder.system.outcomes import Failed
+from tests.support.foreign_package import python
 
 # Modules and names of Python that Windows does not have. Packages that look at sys.platform are imported before.
 _WINDOWS = """
@@ -30,12 +28,9 @@ sys.platform = "win32"
 """
 
 
-def _run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-
-
-def test_on_windows_the_accelerator_works_and_ops_are_refused_with_a_remedy() -> None:
-    done = _run(
+def test_on_windows_every_module_can_be_imported_and_ops_are_refused_with_a_remedy() -> None:
+    done = python(
+        "-c",
         _WINDOWS
         + """
 from accelerator import get_accelerator
@@ -52,29 +47,21 @@ from op_builder.report.__main__ import main
 assert main([]) == 1
 from accelerator.launch.command_line import main
 assert main(["program.py"]) == 2
-"""
+import importlib, pkgutil
+for package in ("accelerator", "op_builder"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if module.name != "op_builder.integrations.deepspeed":  # which is to raise without DeepSpeed
+            importlib.import_module(module.name)
+""",
     )
     assert done.returncode == 0, done.stderr
     for text in (done.stdout, *done.stderr.strip().split("accel-launch: ")):
         assert "need Linux or macOS; this is Windows.\n  Remedy: Use WSL 2." in text
 
 
-def test_on_windows_every_module_can_be_imported() -> None:
-    done = _run(
-        _WINDOWS
-        + """
-import importlib, pkgutil
-for package in ("accelerator", "op_builder"):
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if module.name != "op_builder.integrations.deepspeed":  # which is to raise without DeepSpeed
-            importlib.import_module(module.name)
-"""
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_on_macos_libraries_find_torchs_functions_in_the_process(tmp_path: Path) -> None:
-    done = _run(
+    done = python(
+        "-c",
         f"""
 import ctypes, os
 import torch
@@ -91,14 +78,9 @@ loader.open_torch_for_all("linux")
 assert not hasattr(process, "aoti_torch_dtype_float32")
 loader.open_torch_for_all("darwin")
 assert process.aoti_torch_dtype_float32() == 6
-"""
+""",
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("system", "size_bytes"), [("linux", 2048), ("darwin", 2)])
-def test_the_memory_of_a_compiler_is_in_bytes_everywhere(system: str, size_bytes: int) -> None:
-    assert peak_bytes(2, system) == size_bytes
 
 
 @pytest.mark.parametrize("name", ["shm_comm", "ccl_comm"])

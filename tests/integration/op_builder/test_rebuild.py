@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.manifest import MANIFEST
 from op_builder.cache.store import Cache, Entry
@@ -27,18 +28,12 @@ const char* where(int line) { assert(line > 0); return named.name; }
 """
 
 
-class TwoSources(SmallBuilder):
-    """An op of two sources, with debug information and the command line of its compiler."""
-
-    def sources(self) -> list[str]:
-        return [*super().sources(), str(self.directory / "second.cpp")]
-
-    def cxx_args(self) -> list[str]:
-        return ["-g", "-frecord-gcc-switches"]
-
-
 def compiled(directory: Path, cache: Path) -> Entry:
-    return compile_now(Request.of(TwoSources(directory, Cache(cache))))
+    """An op of two sources, with debug information and the command line of its compiler."""
+    builder = SmallBuilder(directory, Cache(cache))
+    builder.files.append("second.cpp")
+    builder.flags = ["-g", "-frecord-gcc-switches"]
+    return compile_now(Request.of(builder))
 
 
 @needs_gxx
@@ -51,24 +46,15 @@ def test_a_build_does_not_depend_on_places_users_times_locales_or_jobs(
     shutil.copytree(here, there)
     for number, path in enumerate(sorted(there.rglob("*"))):
         os.utime(path, (10**9 + number, 10**9 + number))
-    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    monkeypatch.setenv("MAX_JOBS", "1")
-    first = compiled(here, tmp_path / "cache")
-    monkeypatch.setenv("MAX_JOBS", "2")
-    (tmp_path / "home").mkdir()
-    (tmp_path / "temporary").mkdir()
-    for name, value in {"HOME": "home", "TMPDIR": "temporary", "XDG_CACHE_HOME": "home"}.items():
-        monkeypatch.setenv(name, str(tmp_path / value))
-    for name, value in {
-        "USER": "other",
-        "LOGNAME": "other",
-        "LC_ALL": "C.UTF-8",
-        "LANG": "tr_TR",
-        "TZ": "UTC-9",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path / "home")
-    second = compiled(there, tmp_path / "home" / "other cache")
+    others = {"USER": "other", "LOGNAME": "other", "LC_ALL": "C.UTF-8", "LANG": "tr_TR", "TZ": "UTC-9"}
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        others[name] = str(tmp_path / name)
+        (tmp_path / name).mkdir()
+    with env.scope(SOURCE_DATE_EPOCH=None, MAX_JOBS="1"):
+        first = compiled(here, tmp_path / "cache")
+    monkeypatch.chdir(tmp_path / "HOME")
+    with env.scope(**others, SOURCE_DATE_EPOCH=None, MAX_JOBS="2"):
+        second = compiled(there, tmp_path / "HOME" / "other cache")
     assert second.digest == first.digest
     assert second.artifact.read_bytes() == first.artifact.read_bytes()
 

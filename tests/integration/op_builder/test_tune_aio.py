@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -22,9 +22,8 @@ QUICK = ["--quick", "--size", "2M", "--seconds", "0.001"]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    return directory
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
 
 
 def test_the_settings_are_what_a_handle_takes(disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,22 +57,16 @@ def test_json_has_all_measurements(disk: Path, tmp_path: Path, capsys: pytest.Ca
     assert all(0 <= entry["direct_share"] <= 1 for entry in data["measured"])
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory on a file system that consists of page cache."""
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("there is no /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
-
-
 def test_the_speed_of_memory_is_not_called_that_of_a_device(
-    memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And without matplotlib, the extra that has it is named."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no /dev/shm")
     output = tmp_path / "s.json"
-    assert command.main([str(memory), *QUICK, "--engine", "threads", "--output", str(output)]) == 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # a file system that consists of page cache
+        assert command.main([memory, *QUICK, "--engine", "threads", "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "the figures mostly measure memory" in printed
     assert "bypassed the page cache" not in printed
@@ -92,11 +85,9 @@ def test_the_speed_of_memory_is_not_called_that_of_a_device(
         (["{tmp}/file", *QUICK, "--output", "{tmp}/s.json"], "is not a directory"),
         (["{tmp}/disk", "--quick", "--size", "999999G", "--output", "{tmp}/s.json"], "pass a --size below"),
         (["{tmp}/disk", *QUICK, "--output", "{tmp}/missing/s.json"], "--output"),
-        (["{tmp}/" + "x" * 300, *QUICK, "--output", "{tmp}/s.json"], "is missing."),
-        (["{tmp}/disk", *QUICK, "--output", "{tmp}/" + "x" * 300 + "/s.json"], "--output"),
         (["{tmp}/disk", *QUICK, "--engine", "floppy"], "Choose one of io_uring"),
     ],
-    ids=["missing", "file", "space", "output", "long", "long output", "engine"],
+    ids=["missing", "file", "space", "output", "engine"],
 )
 def test_what_cannot_be_measured_is_refused_before_the_work(
     disk: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -113,19 +104,14 @@ def test_no_file_is_left_when_it_is_ended(disk: Path, tmp_path: Path, number: si
     AsyncIOBuilder().load()  # so that it is in the cache
     arguments = [str(disk), "--size", "4M", "--seconds", "600", "--engine", "threads"]
     code = (
-        "import runpy\n"
-        "from op_builder.tune_aio import measure\n"
+        "from op_builder.tune_aio import measure, __main__\n"
         "of_class = measure.Bench.measure\n"
         "measure.Bench.measure = lambda *arguments: (print('measuring', flush=True), of_class(*arguments))[1]\n"
-        "runpy.run_module('op_builder.tune_aio', run_name='__main__')\n"
+        "__main__.run_main(__main__.main)\n"
     )
-    tuner = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments, "--output", str(tmp_path / "s.json")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env.child_environment(PYTHONPATH=os.pathsep.join(sys.path)),
-    )
+    command_line = [sys.executable, "-c", code, *arguments, "--output", str(tmp_path / "s.json")]
+    environment = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
+    tuner = subprocess.Popen(command_line, stdout=PIPE, stderr=PIPE, text=True, env=environment)
     assert tuner.stdout is not None
     assert tuner.stdout.readline() == "measuring\n"
     tuner.send_signal(number)

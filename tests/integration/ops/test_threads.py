@@ -11,22 +11,17 @@ import torch
 
 from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder, ShareMemCommBuilder
 from op_builder.ops import CPUAdam, CPULion, FusedAdam
+from tests.support.optimizer_cases import make_params, run
 from tests.support.threads import in_threads
 
 THREADS = 8
-LENGTHS = (1, 15, 1000, 4097)
 
 
 def trained(optimizer: type[torch.optim.Optimizer], number: int) -> list[torch.Tensor]:
-    """Parameters after some steps; ``number`` seeds them and the gradients."""
-    generator = torch.Generator().manual_seed(number)
-    parameters = [torch.nn.Parameter(torch.randn(length + number, generator=generator)) for length in LENGTHS]
-    made = optimizer(parameters, lr=1e-2)
-    for _ in range(5):
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        made.step()
-    return [parameter.detach() for parameter in parameters]
+    """Parameters after some steps; ``number`` seeds the gradients."""
+    params = make_params()
+    run(optimizer(params, lr=1e-2), params, 5, first=number)
+    return [param.detach() for param in params]
 
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded Python")

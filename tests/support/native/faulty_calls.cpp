@@ -64,41 +64,31 @@ ssize_t transfer(const char* name, int descriptor, Memory memory, size_t size, o
   return real<Function>(name)(descriptor, memory, what == 3 && size > 1 ? size / 3 + 1 : size, offset);
 }
 
-int allocate(const char* name, int descriptor, int mode, off_t offset, off_t size) {
-  if (is_refused("fallocate") || fault() != 0) {
-    errno = EINTR;
-    return -1;
-  }
-  return real<int (*)(int, int, off_t, off_t)>(name)(descriptor, mode, offset, size);
-}
-
 }  // namespace
 
 extern "C" {
 
 int fallocate(int descriptor, int mode, off_t offset, off_t size) {
-  return allocate("fallocate", descriptor, mode, offset, size);
-}
-int fallocate64(int descriptor, int mode, off_t offset, off_t size) {
-  return allocate("fallocate64", descriptor, mode, offset, size);
+  if (is_refused("fallocate") || fault() != 0) {
+    errno = EINTR;
+    return -1;
+  }
+  return real<int (*)(int, int, off_t, off_t)>("fallocate")(descriptor, mode, offset, size);
 }
 int posix_fallocate(int descriptor, off_t offset, off_t size) {
   return fault() != 0 ? EINTR : real<int (*)(int, off_t, off_t)>("posix_fallocate")(descriptor, offset, size);
 }
-int posix_fallocate64(int descriptor, off_t offset, off_t size) { return posix_fallocate(descriptor, offset, size); }
-
 ssize_t pread(int descriptor, void* memory, size_t size, off_t offset) {
   return transfer<void*>("pread", descriptor, memory, size, offset);
-}
-ssize_t pread64(int descriptor, void* memory, size_t size, off_t offset) {
-  return transfer<void*>("pread64", descriptor, memory, size, offset);
 }
 ssize_t pwrite(int descriptor, const void* memory, size_t size, off_t offset) {
   return transfer<const void*>("pwrite", descriptor, memory, size, offset);
 }
-ssize_t pwrite64(int descriptor, const void* memory, size_t size, off_t offset) {
-  return transfer<const void*>("pwrite64", descriptor, memory, size, offset);
-}
+// Other names of the same functions, as off_t has 64 bits.
+__attribute__((alias("fallocate"))) int fallocate64(int, int, off_t, off_t);
+__attribute__((alias("posix_fallocate"))) int posix_fallocate64(int, off_t, off_t);
+__attribute__((alias("pread"))) ssize_t pread64(int, void*, size_t, off_t);
+__attribute__((alias("pwrite"))) ssize_t pwrite64(int, const void*, size_t, off_t);
 
 int mlock(const void* address, size_t size) {
   if (is_refused("mlock")) {

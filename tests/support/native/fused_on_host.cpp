@@ -1,4 +1,4 @@
-// The fused CUDA kernels as functions for ctypes, which run on the host through cuda_on_host/. For test_fused_kernels_alone.py.
+// The fused CUDA kernels as functions for ctypes, which run on the host through cuda_on_host/. For tests/support/cuda_on_host.py.
 #include <vector>
 
 #include "kernels/cuda/fused_lamb.h"

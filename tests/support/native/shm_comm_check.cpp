@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -21,22 +22,16 @@ struct Alone : Surroundings {
   bool is_interrupted() override { return false; }
 };
 
-struct Random {
-  std::uint64_t state;
-  std::uint32_t operator()(std::uint32_t below) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::uint32_t>(state >> 33) % below;
-  }
+struct Free {
+  void operator()(char* data) const { std::free(data); }
 };
+using Pages = std::unique_ptr<char, Free>;
 
-struct Pages {
-  explicit Pages(std::size_t bytes) : data(static_cast<char*>(std::aligned_alloc(4096, bytes))) {
-    std::memset(data, 0, bytes);
-  }
-  ~Pages() { std::free(data); }
-  Pages(const Pages&) = delete;
-  char* data;
-};
+Pages zeros(std::size_t bytes) {
+  Pages pages(static_cast<char*>(std::aligned_alloc(4096, bytes)));
+  std::memset(pages.get(), 0, bytes);
+  return pages;
+}
 
 std::int32_t value_of(int rank, int round, std::int64_t i) {
   return static_cast<std::int32_t>((rank + 1) * 7919 + round * 104729 + i * 31);
@@ -60,7 +55,7 @@ struct Team {
 
 class Rank {
  public:
-  Rank(const Team& team, int rank, std::vector<char*> segments, std::vector<char*> symmetric)
+  Rank(const Team& team, int rank, const std::vector<char*>& segments, std::vector<char*> symmetric)
       : team_(team),
         rank_(rank),
         phases_(rank, controls(segments), {60'000'000'000, team.spin_ns}, alone_),
@@ -72,12 +67,12 @@ class Rank {
   }
 
   void run() {
-    Random random{42};  // the same on all ranks
-    for (int round = 0; round < team_.rounds; ++round) {
-      const std::uint32_t which = random(8);
-      const std::int64_t count = random(4) == 0 ? random(4) : random(static_cast<std::uint32_t>(team_.most));
+    std::mt19937 generator(42);  // the same on all ranks
+    const auto random = [&](std::int64_t below) { return static_cast<std::int64_t>(generator() % below); };
+    for (round_ = 0; round_ < team_.rounds; ++round_) {
+      const std::int64_t which = random(8), count = random(random(4) == 0 ? 4 : team_.most);
       const bool is_symmetric = random(3) == 0;
-      one(which, count, is_symmetric, round, static_cast<int>(random(static_cast<std::uint32_t>(team_.size))));
+      one(which, count, is_symmetric, static_cast<int>(random(team_.size)));
     }
   }
 
@@ -90,59 +85,56 @@ class Rank {
     return all;
   }
 
-  std::int32_t sum(int round, std::int64_t i) const {
-    std::uint32_t sum = 0;
-    for (int r = 0; r < team_.size; ++r) {
-      sum += static_cast<std::uint32_t>(value_of(r, round, i));
+  void fill(std::int32_t* data, std::int64_t count) const {
+    for (std::int64_t i = 0; i < count; ++i) data[i] = value_of(rank_, round_, i);
+  }
+
+  // Elements from ``begin`` of the sum of all ranks.
+  bool is_sum(const std::int32_t* data, std::int64_t count, std::int64_t begin = 0) const {
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::uint32_t sum = 0;
+      for (int r = 0; r < team_.size; ++r) sum += static_cast<std::uint32_t>(value_of(r, round_, begin + i));
+      if (data[i] != static_cast<std::int32_t>(sum)) return false;
     }
-    return static_cast<std::int32_t>(sum);
+    return true;
   }
 
-  std::int32_t* memory(bool is_symmetric, std::vector<std::int32_t>& own, std::int64_t count) {
-    own.assign(static_cast<std::size_t>(count) + 1, -1);
-    return is_symmetric ? symmetric_ : own.data();
+  bool is_of(int rank, const std::int32_t* data, std::int64_t count) const {
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (data[i] != value_of(rank, round_, i)) return false;
+    }
+    return true;
   }
 
-  void one(std::uint32_t which, std::int64_t count, bool is_symmetric, int round, int source) {
-    std::vector<std::int32_t> first, second(static_cast<std::size_t>(count) + 1, -1);
+  void one(std::int64_t which, std::int64_t count, bool is_symmetric, int source) {
     const std::int64_t all = count * team_.size;
-    bool is_right = true;
+    std::vector<std::int32_t> first(static_cast<std::size_t>(all) + 1), second(static_cast<std::size_t>(count) + 1, -1);
+    std::int32_t* const data = is_symmetric ? symmetric_ : first.data();
+    const Collectives::Numbers numbers{count, Element::int32, Reduction::sum};
     if (which == 0) {
-      require(all_.barrier(), "barrier", round);
+      require(all_.barrier(), "barrier", round_);
     } else if (which <= 3) {
-      std::int32_t* const data = memory(is_symmetric, first, count);
-      for (std::int64_t i = 0; i < count; ++i) data[i] = value_of(rank_, round, i);
       std::int32_t* const out = which == 1 ? second.data() : data;
-      is_right = all_.all_reduce(data, out, {count, Element::int32, Reduction::sum});
-      for (std::int64_t i = 0; i < count; ++i) is_right = is_right && out[i] == sum(round, i);
-      require(is_right, "all_reduce", round);
+      fill(data, count);
+      require(all_.all_reduce(data, out, numbers) && is_sum(out, count), "all_reduce", round_);
     } else if (which == 4) {
-      std::int32_t* const data = memory(is_symmetric, first, all);
-      for (std::int64_t i = 0; i < all; ++i) data[i] = value_of(rank_, round, i);
-      is_right = all_.reduce_scatter(data, second.data(), {count, Element::int32, Reduction::sum});
-      for (std::int64_t i = 0; i < count; ++i) is_right = is_right && second[i] == sum(round, rank_ * count + i);
-      require(is_right, "reduce_scatter", round);
+      fill(data, all);
+      const bool is_done = all_.reduce_scatter(data, second.data(), numbers);
+      require(is_done && is_sum(second.data(), count, rank_ * count), "reduce_scatter", round_);
     } else if (which <= 6) {
-      std::int32_t* const data = memory(is_symmetric, first, all);
-      for (std::int64_t i = 0; i < count; ++i) second[i] = value_of(rank_, round, i);
-      is_right = all_.all_gather(second.data(), data, count * 4);
-      for (int r = 0; r < team_.size; ++r) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          is_right = is_right && data[r * count + i] == value_of(r, round, i);
-        }
-      }
-      require(is_right, "all_gather", round);
+      fill(second.data(), count);
+      bool is_right = all_.all_gather(second.data(), data, count * 4);
+      for (int r = 0; r < team_.size; ++r) is_right = is_right && is_of(r, data + r * count, count);
+      require(is_right, "all_gather", round_);
     } else {
-      std::int32_t* const data = memory(is_symmetric, first, count);
-      for (std::int64_t i = 0; i < count; ++i) data[i] = value_of(rank_, round, i);
-      is_right = all_.broadcast(data, count * 4, source);
-      for (std::int64_t i = 0; i < count; ++i) is_right = is_right && data[i] == value_of(source, round, i);
-      require(is_right, "broadcast", round);
+      fill(data, count);
+      require(all_.broadcast(data, count * 4, source) && is_of(source, data, count), "broadcast", round_);
     }
   }
 
   const Team team_;
   const int rank_;
+  int round_ = 0;
   Alone alone_;
   Phases phases_;
   Collectives all_;
@@ -150,13 +142,13 @@ class Rank {
 };
 
 void run(const Team& team) {
-  std::vector<std::unique_ptr<Pages>> pages;
+  std::vector<Pages> pages;
   std::vector<char*> segments, symmetric;
   for (int r = 0; r < team.size; ++r) {
-    pages.push_back(std::make_unique<Pages>(SlotLayout{team.tuning.slot_bytes}.segment_bytes()));
-    segments.push_back(pages.back()->data);
-    pages.push_back(std::make_unique<Pages>((team.most * team.size * 4 + 4095) / 4096 * 4096));
-    symmetric.push_back(pages.back()->data);
+    pages.push_back(zeros(SlotLayout{team.tuning.slot_bytes}.segment_bytes()));
+    segments.push_back(pages.back().get());
+    pages.push_back(zeros((team.most * team.size * 4 + 4095) / 4096 * 4096));
+    symmetric.push_back(pages.back().get());
   }
   std::vector<std::thread> threads;
   for (int r = 0; r < team.size; ++r) {

@@ -20,8 +20,8 @@ import pytest
 from op_builder import env
 from op_builder.system.cgroups import HostFiles, directories
 from tests.support.foreign_package import ROOT
-from tests.support.launching import wait_until
 from tests.support.small_ops import MODULE
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.first]
 

@@ -19,8 +19,8 @@ import pytest
 
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from tests.support import processes
-from tests.support.launching import wait_until
 from tests.support.processes import QuickBuilder, assert_whole, fork, load_with_log, quick, wait_for
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,27 +10,23 @@ from tests.support.foreign_package import python
 COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "launch")
 
 
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> str:
+    """What a command prints that ends with that status."""
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == status
+    return "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_itself_by_the_name_that_was_used(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main([name, "--help"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: accel-ops {name} [")
-
-
-def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["--help"])
-    out = capsys.readouterr().out
-    assert all(f"    {name} " in out for name in COMMANDS)
+    assert printed(capsys, name, "--help", status=0).startswith(f"usage: accel-ops {name} [")
+    assert f"    {name} " in printed(capsys, "--help", status=0)
 
 
 @pytest.mark.parametrize("arguments", [[], ["reprot"], ["--no-such-option"]])
 def test_a_command_that_does_not_exist_is_an_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(arguments)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: accel-ops [")
+    assert printed(capsys, *arguments, status=2).startswith("usage: accel-ops [")
 
 
 def test_python_runs_it_as_a_module() -> None:

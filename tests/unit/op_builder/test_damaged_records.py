@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,12 +66,6 @@ def test_a_record_reads_back_the_same() -> None:
         decode(encode(record, 3), schema, 4)
 
 
-@pytest.mark.parametrize("found", [True, 1.0, "1", [1], None])
-def test_a_format_of_another_type_is_damage(found: object) -> None:
-    with pytest.raises(RecordError):
-        decode(encode({"format": found}, 1), {}, 1)
-
-
 def test_every_flipped_bit_is_found() -> None:
     schema = {"name": is_text, "size": is_count}
     whole = encode({"name": "x", "size": 3}, 1).encode()
@@ -87,21 +82,24 @@ def test_texts_that_no_parser_takes_are_damage(text: str) -> None:
         decode(text, {}, 1)
 
 
+def test_a_format_of_another_type_is_damage() -> None:
+    assert (
+        accepted([True, 1.0, "1", [1], None], lambda found: decode(encode({"format": found}, 1), {}, 1), RecordError)
+        == []
+    )
+
+
 # The cache ----------------------------------------------------------------------------------
 
 
 def detailed(manifest: Manifest) -> Manifest:
     """A manifest with something in each member."""
+    parts = {"c++ flags": '["-O3"]', "cuda archs": "9.0a;8.0+PTX", "source 0 small.cpp": "ab -O3"}
     return manifest._replace(
         namespaces=("small",),
         defined_namespaces=("small",),
         operators=("small::add",),
-        key_parts={
-            **manifest.key_parts,
-            "c++ flags": '["-O3"]',
-            "cuda archs": "9.0a;8.0+PTX",
-            "source 0 small.cpp": "ab -O3",
-        },
+        key_parts={**manifest.key_parts, **parts},
         headers=(Header("include0", "a.h", "ab" * 32, (1, 2, 3, 4)), Header("", "/nowhere/b.h", "cd" * 32, ())),
         absent=("include0/c.h",),
         system_headers=SystemHeaders(("/usr/include/stdio.h",), "ef" * 32, ""),
@@ -109,15 +107,13 @@ def detailed(manifest: Manifest) -> Manifest:
     )
 
 
-def planted(root: Path, texts: Iterator[str] | Iterator[bytes], good: Manifest) -> int:
-    """Entries of the manifests ``texts`` below the folder ``root``, with the right binary; returns how many."""
-    number = 0
-    for number, text in enumerate(texts, 1):
-        directory = root / good.op / good.key.plan.digest / f"{number:032x}"
+def plant(cache: Cache, texts: Iterable[bytes], good: Manifest) -> None:
+    """Write entries with these manifests and the right binary."""
+    for number, text in enumerate(texts):
+        directory = cache.writable_dir("ops") / good.op / good.key.plan.digest / f"{number:032x}"
         directory.mkdir(parents=True)
-        (directory / MANIFEST).write_bytes(text.encode() if isinstance(text, str) else text)
+        (directory / MANIFEST).write_bytes(text)
         (directory / good.artifact).write_bytes(b"binary")
-    return number
 
 
 def run(root: Path, *arguments: str) -> int:
@@ -126,7 +122,7 @@ def run(root: Path, *arguments: str) -> int:
 
 def test_a_damaged_manifest_is_a_miss_which_verify_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = entries.manifest()
-    planted(Cache(tmp_path).writable_dir("ops"), damaged(good.to_json().encode(), COUNT, 1), good)
+    plant(Cache(tmp_path), damaged(good.to_json().encode(), COUNT, 1), good)
     cache = Cache(tmp_path, is_ours=False)
     assert entries.find(cache) is None
     assert entries.find(cache, any_compiler=True) is None
@@ -142,7 +138,7 @@ def test_a_damaged_manifest_is_a_miss_which_verify_reports(tmp_path: Path, capsy
 
 def test_a_hostile_manifest_ends_no_command_and_no_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = detailed(entries.manifest())
-    planted(Cache(tmp_path).writable_dir("ops"), sealed(good.to_json(), 2), good)
+    plant(Cache(tmp_path), map(str.encode, sealed(good.to_json(), 2)), good)
     cache = Cache(tmp_path, is_ours=False)
     key = PlanKey(good.key_parts)
     for any_compiler in (False, True):
@@ -156,25 +152,61 @@ def test_a_hostile_manifest_ends_no_command_and_no_search(tmp_path: Path, capsys
     assert Cache(tmp_path / "again").find(key, good.op, ROOTS) is None
 
 
-def test_a_damaged_index_of_a_wheel_is_one_error(tmp_path: Path) -> None:
+# Indexes of wheels, and what ranks publish -------------------------------------------------
+
+Record = tuple[str, Callable[[bytes], object], type[Exception]]
+"""The text of a whole record, what reads a variant, and the only error that this may raise."""
+
+
+def index_of_a_wheel(directory: Path) -> Record:
     names = ("op", "binary", "platform", "torch", "python", "check", "built_at")
     facts = {**dict.fromkeys(names, "x"), "sha256": "ab" * 32, "size_bytes": 1, "cuda_archs": ["9.0"]}
     facts |= {"compilers": ["g++"], "needs": {"GLIBC": "2"}}
     index = {**dict.fromkeys(("distribution", "built_by", "accelerator", "tag"), "x"), "ops": [facts]}
     index["left_out"] = [{"op": "other", "reason": "x"}]
-    text = encode(index, prebuilt.INDEX_FORMAT)
-    file = tmp_path / prebuilt.INDEX
-    file.write_text(text)
-    assert read_index(tmp_path) == index
 
-    def read(content: bytes) -> dict[str, Any] | None:
-        file.write_bytes(content)
-        return read_index(tmp_path)
-
-    assert accepted(damaged(text.encode(), COUNT, 3), read, RecordError) == []
-    for found in accepted(map(str.encode, sealed(text, 4)), read, RecordError):
+    def read(content: bytes) -> object:
+        (directory / prebuilt.INDEX).write_bytes(content)
+        found = read_index(directory)
         assert found is not None
         assert found.keys() == index.keys()
+        return found
+
+    text = encode(index, prebuilt.INDEX_FORMAT)
+    assert read(text.encode()) == index
+    return text, read, RecordError
+
+
+def meeting(_: Path) -> Record:
+    store, numbers = HashStore(), count()
+    with pytest.raises(CommunicationError, match="waited"):
+        Meeting(store, "first", 2, 0, 0.01).exchange(-1, "")
+
+    def read(content: bytes) -> object:
+        name = str(next(numbers))
+        store.set(f"{name}/1", content.decode("latin-1"))
+        return Meeting(store, name, 2, 0, 5).exchange(-1, "")
+
+    return store.get("first/0").decode(), read, CommunicationError
+
+
+def group(_: Path) -> Record:
+    made, mine = hosts.MadeGroups(HashStore(), 0), hosts.RankFacts("host", "", "auto")
+    hosts.exchange(made, 1, mine)
+
+    def read(content: bytes) -> object:
+        made.store.set("accel/1", content.decode("latin-1"))
+        return hosts.exchange(made, 2, mine)
+
+    return made.store.get("accel/0").decode(), read, CommunicationError
+
+
+@pytest.mark.parametrize("record", [index_of_a_wheel, meeting, group])
+def test_a_damaged_record_is_one_error(tmp_path: Path, record: Callable[[Path], Record]) -> None:
+    text, read, error = record(tmp_path)
+    assert accepted(damaged(text.encode(), COUNT, 3), read, error) == []
+    found = accepted(map(str.encode, sealed(text, 4)), read, error)
+    assert found == [] or record is not meeting, "no other record names this process's memory"
 
 
 # Memos --------------------------------------------------------------------------------------
@@ -247,38 +279,6 @@ def test_a_damaged_safetensors_file_is_one_error_or_tensors(tmp_path: Path) -> N
     sizes = accepted(variants, read, DamagedTensorError)
     assert max(sizes) <= 32
     assert 0 < len(sizes) < len(variants)
-
-
-# What ranks publish -------------------------------------------------------------------------
-
-
-def test_a_damaged_record_of_a_meeting_is_one_error() -> None:
-    store = HashStore()
-    with pytest.raises(CommunicationError, match="waited"):
-        Meeting(store, "first", 2, 0, 0.01).exchange(-1, "")
-    text = store.get("first/0").decode()
-    variants = [content.decode("latin-1") for content in damaged(text.encode(), COUNT, 9)]
-
-    def read(numbered: tuple[int, str]) -> object:
-        store.set(f"{numbered[0]}/1", numbered[1])
-        return Meeting(store, str(numbered[0]), 2, 0, 5).exchange(-1, "")
-
-    assert accepted(enumerate([*variants, *sealed(text, 10)]), read, CommunicationError) == []
-
-
-def test_a_damaged_record_of_a_group_is_one_error() -> None:
-    made = hosts.MadeGroups(HashStore(), 0)
-    mine = hosts.RankFacts("host", "", "auto")
-    hosts.exchange(made, 1, mine)
-    text = made.store.get("accel/0").decode()
-
-    def read(variant: str) -> object:
-        made.store.set("accel/1", variant)
-        return hosts.exchange(made, 2, mine)
-
-    variants = (content.decode("latin-1") for content in damaged(text.encode(), COUNT, 11))
-    assert accepted(variants, read, CommunicationError) == []
-    accepted(sealed(text, 12), read, CommunicationError)
 
 
 def test_a_damaged_report_of_a_failed_rank_is_output() -> None:

@@ -35,17 +35,13 @@ def test_bad_value_names_variable_value_and_remedy(name: str, text: str) -> None
     assert isinstance(caught.value, (AccelError, ValueError))
 
 
-def test_scope_restores_what_was_and_what_was_not() -> None:
-    os.environ["ACCEL_JIT"] = "0"
-    os.environ.pop("MAX_JOBS", None)
-    try:
-        with env.scope(ACCEL_JIT=None, MAX_JOBS="3"):
-            assert env.ACCEL_JIT.get() is True
-            assert env.MAX_JOBS.get() == 3
-        assert os.environ["ACCEL_JIT"] == "0"
-        assert "MAX_JOBS" not in os.environ
-    finally:
-        del os.environ["ACCEL_JIT"]
+def test_scope_restores_what_was_and_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCEL_JIT", "0")
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    with env.scope(ACCEL_JIT=None, MAX_JOBS="3"):
+        assert (env.ACCEL_JIT.get(), env.MAX_JOBS.get()) == (True, 3)
+    assert os.environ["ACCEL_JIT"] == "0"
+    assert "MAX_JOBS" not in os.environ
 
 
 def test_nothing_else_reads_the_environment() -> None:

@@ -19,16 +19,8 @@ from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
 from tests.support.compilers import EndlessCompiler, needs_gxx, program
 from tests.support.foreign_package import ROOT, python
-from tests.support.launching import wait_until
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
-
-
-class _Every:
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-EVERY = _Every()
+from tests.support.waiting import wait_until
 
 
 def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE) -> SmallBuilder:
@@ -36,40 +28,35 @@ def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE)
     return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, cache)
 
 
+def outcomes_of(*ops: SmallBuilder, is_required: bool = True) -> list[Outcome]:
+    required = [op.name for op in ops] if is_required else []
+    return build_all(ops, required=required, force=False, report=lambda *_: None)
+
+
 def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) -> None:
     good, other = named("good", tmp_path / "a", cache), named("other", tmp_path / "c", cache)
     broken = named("broken", tmp_path / "b", cache, "#error on purpose\n")
+    odd = named("odd", tmp_path / "d", cache)
+    odd.build_checks = lambda: {}["odd"]  # type: ignore[method-assign]
     steps: list[tuple[str, int, int, str]] = []
-    outcomes = build_all([good, broken, other], required=EVERY, force=False, report=lambda *step: steps.append(step))
-    assert [(outcome.op, outcome.status) for outcome in outcomes] == [
-        ("good", "built"),
-        ("broken", "failed"),
-        ("other", "built"),
-    ]
+    ops = [good, broken, odd, other]
+    outcomes = build_all(ops, required=["good"], force=False, report=lambda *step: steps.append(step))
+    assert [outcome.status for outcome in outcomes] == ["built", "failed", "failed", "built"]
     assert "on purpose" in outcomes[1].message
     assert ("good", 4, 4, "link good.so") in steps
-    again = build_all([good, other], required=EVERY, force=False, report=lambda *_: None)
+    again = outcomes_of(good, other)
     assert {outcome.status for outcome in again} == {"cached"}
     assert all(Path(outcome.path).is_file() for outcome in again)
 
 
-@pytest.fixture
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("op_builder.toolchains.jobs.available_cores", lambda *_: 4)
-
-
 @needs_gxx
 @pytest.mark.parametrize(
-    ("variables", "free_mib", "most"),
-    [
-        pytest.param({"ACCEL_MAX_JOBS": "1"}, 1 << 20, 1, id="ACCEL_MAX_JOBS"),
-        pytest.param({}, 900, 2, id="memory"),
-    ],
+    ("max_jobs", "free_mib", "most"), [("1", 1 << 20, 1), (None, 900, 2)], ids=["ACCEL_MAX_JOBS", "memory"]
 )
-@pytest.mark.usefixtures("four_cores")
 def test_all_ops_together_run_no_more_compilers_than_allowed(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], free_mib: int, most: int
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, max_jobs: str | None, free_mib: int, most: int
 ) -> None:
+    monkeypatch.setattr("op_builder.toolchains.jobs.available_cores", lambda *_: 4)
     monkeypatch.setattr("op_builder.toolchains.jobs.available_memory_bytes", lambda *_: free_mib << 20)
     ops = [named(name, tmp_path / name, cache, "#error on purpose\n") for name in ("one", "two", "three")]
     for number, op in enumerate(ops, start=1):
@@ -79,8 +66,8 @@ def test_all_ops_together_run_no_more_compilers_than_allowed(
     log = tmp_path / "log"
     counted = f'echo + >>{log}; g++ "$@"; status=$?; sleep 0.2; echo - >>{log}; exit $status'
     compiler = program(tmp_path / "counting-g++", f'case "$*" in *-MD*) {counted};; *) exec g++ "$@";; esac')
-    with env.scope(CXX=str(compiler), **variables):
-        build_all(ops, required=EVERY, force=False, report=lambda *_: None)
+    with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS=max_jobs):
+        outcomes_of(*ops)
     signs = [1 if sign == "+" else -1 for sign in log.read_text().split()]
     assert signs.count(1) == signs.count(-1) == 1 + 2 + 3
     assert max(itertools.accumulate(signs)) <= most
@@ -92,19 +79,9 @@ def test_an_incompatible_op_fails_only_if_required(
     small: SmallBuilder, tmp_path: Path, required: bool, status: str
 ) -> None:
     with env.scope(PATH=str(tmp_path), CXX=None):
-        (outcome,) = build_all([small], required=EVERY if required else [], force=False, report=lambda *_: None)
+        (outcome,) = outcomes_of(small, is_required=required)
     assert outcome.status == status
     assert "No C++ compiler" in outcome.message
-
-
-def test_a_builder_that_raises_fails_alone(small: SmallBuilder) -> None:
-    class Odd(SmallBuilder):
-        def build_checks(self) -> list[object]:  # type: ignore[override]
-            raise KeyError("odd")
-
-    odd = Odd(small.directory, small.cache)
-    outcomes = build_all([odd, small], required=EVERY, force=False, report=lambda *_: None)
-    assert [outcome.status for outcome in outcomes] == ["failed", "built"]
 
 
 def test_a_named_op_that_cannot_be_built_fails(
@@ -123,7 +100,7 @@ def test_an_unknown_op_lists_the_ops(capsys: pytest.CaptureFixture[str]) -> None
 @needs_gxx
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
 def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    compiler = EndlessCompiler(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "op_builder.build", "cpu_adam"],
         cwd=ROOT,
@@ -151,9 +128,9 @@ def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals
 
 @needs_gxx
 def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    compiler = EndlessCompiler(tmp_path)
     with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):
-        (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
+        (outcome,) = outcomes_of(small)
     assert "did not end within 2 s" in outcome.message
     assert compiler.ended()
     assert list((small.cache.home / "staging").iterdir()) == []
@@ -171,8 +148,7 @@ def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
     assert "Command: " in seen
 
 
-def requested(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
-    """The builders that the command line would build, as ``module.Class``; nothing is compiled."""
+def test_the_ops_are_those_of_the_named_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
 
     def build_none(builders: list[OpBuilder], **_options: object) -> list[Outcome]:
@@ -180,20 +156,15 @@ def requested(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
         return []
 
     monkeypatch.setattr("op_builder.build.build_all", build_none)
-    assert main(list(arguments)) == 0
-    return found
-
-
-def test_the_ops_are_those_of_the_named_accelerator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     with env.scope(ACCEL_ACCELERATOR="xpu", DS_ACCELERATOR=None):
-        assert requested(monkeypatch, "fused_adam") == ["op_builder.xpu.FusedAdamBuilder"]
-        assert "op_builder.xpu.FusedAdamBuilder" in requested(monkeypatch, "--all")
+        assert main(["fused_adam"]) == 0
+        assert found == ["op_builder.xpu.FusedAdamBuilder"]
+        assert main(["--all"]) == 0
+        assert found[1:].count("op_builder.xpu.FusedAdamBuilder") == 1
 
 
 def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: Path) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    compiler = EndlessCompiler(tmp_path)
 
     def kill_ninja() -> None:
         wait_until(lambda: bool(compiler.processes()))
@@ -202,7 +173,7 @@ def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: P
     killer = threading.Thread(target=kill_ninja)
     killer.start()
     with env.scope(CXX=str(compiler.path)):
-        (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
+        (outcome,) = outcomes_of(small)
     killer.join()
     assert outcome.status == "failed"
     assert compiler.ended()

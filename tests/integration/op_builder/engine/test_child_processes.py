@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,12 @@ import pytest
 from op_builder.errors import IncompatibleOpError
 from tests.support.compilers import program
 from tests.support.foreign_package import python
-from tests.support.seeds import ENTRY, OWN_BUILDER
-from tests.support.small_ops import SmallBuilder, added
+from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, added
 
-# Its init function needs torch, so it is tried in a child that imports torch.
-LOAD = """
-import sys
+# A load, whose module needs torch, so that a child that imports torch tries it; then the console script's commands.
+CODE = """
 from op_builder import load_inline
+from op_builder.__main__ import main
 text = '''
 #include <Python.h>
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, nullptr};
@@ -24,73 +24,51 @@ PyMODINIT_FUNC PyInit_m() {
 }
 '''
 print(load_inline("m", text).__name__)
+for command in ("report", "build own:OwnBuilder", "cache verify", "launch --num_accelerators 1 --no_python true"):
+    assert main(command.split()) == 0, command
 """
-
-
-# The console script.
-RUN = "import sys\nfrom op_builder.__main__ import run\nsys.exit(run())\n"
 STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
 INSTALLED = ("torch", "op_builder", "numpy", "sympy", "typing_extensions", "psutil", "ninja", "packaging", "setuptools")
 
 
-def run_among_planted_files(tmp_path: Path, text: str, *arguments: str) -> None:
-    """Run a script in a directory with modules that none of its processes may execute."""
+def test_no_load_and_no_command_imports_from_the_current_directory(tmp_path: Path) -> None:
     for name in (*STANDARD, *INSTALLED):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n")
-    script = tmp_path / "scripts" / "load.py"
-    script.parent.mkdir()
-    script.write_text(text)
-    (script.parent / "own.py").write_text(OWN_BUILDER)
-    (script.parent / "own.cpp").write_text(ENTRY)
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for name, text in {"script.py": CODE, "own.py": OWN_BUILDER, "own.cpp": ENTRY}.items():
+        (scripts / name).write_text(text)
     variables = {"ACCEL_CACHE_DIR": str(tmp_path / "cache"), "ACCEL_ACCELERATOR": "cpu"}
-    done = python(script, *arguments, cwd=tmp_path, **variables)
+    done = python(scripts / "script.py", cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
 
-def test_the_child_of_a_load_imports_nothing_from_the_current_directory(tmp_path: Path) -> None:
-    run_among_planted_files(tmp_path, LOAD)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "report",
-        "build own:OwnBuilder",
-        "cache verify",
-        "launch --num_accelerators 1 --no_python true",
-    ],
-)
-def test_no_command_imports_from_the_current_directory(command: str, tmp_path: Path) -> None:
-    run_among_planted_files(tmp_path, RUN, *command.split())
-
-
 @pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The application that this process is said to be; it leaves ``started`` behind."""
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The application that this process is said to be; nothing starts it."""
     path = program(tmp_path / "application" / "app", f"touch {tmp_path / 'started'}")
     monkeypatch.setattr("sys.executable", str(path))
-    return path
+    yield path
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.usefixtures("application")
 def test_an_application_is_not_started_where_an_interpreter_is_installed(
-    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch, frozen: bool
 ) -> None:
     monkeypatch.setattr("sys.frozen", frozen, raising=False)
     assert added(small.load()) == 1.0
-    assert not (tmp_path / "started").exists()
 
 
 def test_an_application_without_an_interpreter_is_refused_with_the_reason(
-    small: SmallBuilder, application: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: SmallBuilder, application: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys._base_executable", str(application))
     for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
-        monkeypatch.setattr(f"sys.{name}", str(tmp_path))
+        monkeypatch.setattr(f"sys.{name}", str(application.parent))
     assert not small.is_compatible()
     with pytest.raises(IncompatibleOpError, match=r"inside an application .*/app") as caught:
         small.load()
     assert "prebuilt" in caught.value.remedy
-    assert not (tmp_path / "started").exists()

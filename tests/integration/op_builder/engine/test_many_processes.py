@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from op_builder.errors import BuildCancelled
 from op_builder.load.resolver import Request, compile_now
 from tests.support.compilers import needs_gxx, program
 from tests.support.processes import endless_builder, quick, race, wait_for
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -25,39 +28,38 @@ def test_eight_processes_load_one_entry_and_compile_once_where_there_are_locks(t
     assert compiles == 1 if locks else compiles >= 1
 
 
+@pytest.fixture
+def builder(tmp_path: Path, cache: Cache) -> Iterator[int]:
+    """A process that has the lock of the op and compiles for ever."""
+    process = endless_builder(tmp_path / "op", cache)
+    yield process
+    os.kill(process, signal.SIGKILL)
+    wait_for([process])
+
+
 def test_waiting_processes_name_the_builder_and_take_over_when_it_dies(
-    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, builder: int
 ) -> None:
-    builder = endless_builder(tmp_path / "op", cache)
+    def kill_when_waited_for() -> None:
+        wait_until(lambda: "Still waiting" in caplog.text)
+        os.kill(builder, signal.SIGKILL)
 
-    class KillOnce(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage().startswith("Still waiting"):
-                os.kill(builder, signal.SIGKILL)
-
-    handler = KillOnce()
-    logging.getLogger("op_builder").addHandler(handler)
-    try:
-        quick(tmp_path / "op", cache).load()
-    finally:
-        logging.getLogger("op_builder").removeHandler(handler)
-    assert wait_for([builder]) == [-signal.SIGKILL]
+    killer = threading.Thread(target=kill_when_waited_for)
+    killer.start()
+    quick(tmp_path / "op", cache).load()
+    killer.join()
     assert f"Still waiting for process {builder}" in caplog.text
     assert len(cache.entries()) == 1
     (lock,) = (cache.home / "locks").iterdir()
     assert lock.read_text() == "", "nobody builds it any more"
 
 
+@pytest.mark.usefixtures("builder")
 def test_waiting_for_another_process_can_be_cancelled(tmp_path: Path, cache: Cache) -> None:
-    builder = endless_builder(tmp_path / "op", cache)
     options = BuildOptions()
     options.cancel.set()
-    try:
-        with pytest.raises(BuildCancelled):
-            compile_now(Request.of(quick(tmp_path / "op", cache)), options)
-    finally:
-        os.kill(builder, signal.SIGKILL)
-        wait_for([builder])
+    with pytest.raises(BuildCancelled):
+        compile_now(Request.of(quick(tmp_path / "op", cache)), options)
 
 
 @needs_gxx
@@ -74,15 +76,10 @@ def test_a_long_build_is_reported(tmp_path: Path, cache: Cache, caplog: pytest.L
 
 @pytest.mark.slow
 def test_a_stopped_builder_is_waited_for_no_longer_than_a_build_may_take(
-    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, builder: int
 ) -> None:
-    builder = endless_builder(tmp_path / "op", cache)
     os.kill(builder, signal.SIGSTOP)
-    try:
-        with env.scope(ACCEL_COMPILE_TIMEOUT_S="20"):
-            quick(tmp_path / "op", cache).load()
-    finally:
-        os.kill(builder, signal.SIGKILL)
-        wait_for([builder])
+    with env.scope(ACCEL_COMPILE_TIMEOUT_S="20"):
+        quick(tmp_path / "op", cache).load()
     assert f"Gave up waiting for process {builder}" in caplog.text
     assert len(cache.entries()) == 1

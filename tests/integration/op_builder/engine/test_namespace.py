@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from op_builder import env
 from op_builder.build import main
+from op_builder.cache.store import Cache
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, python
+from tests.support.foreign_package import ROOT, importable, python
 
 BUILDERS = """
 from op_builder import Binding, CPUOpBuilder
@@ -78,26 +81,22 @@ assert "op_builder" not in sys.modules
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with the example of the documentation, from which this process imports."""
     directory = tmp_path_factory.mktemp("project")
     example = re.search(r"^```cpp\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text(), re.MULTILINE | re.DOTALL)
     assert example is not None
     (directory / "twice_ops.py").write_text(f"TEXT = {example[1]!r}\n{BUILDERS}")
-    return directory
-
-
-def build(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {"ACCEL_CACHE_DIR": str(project / "cache"), "ACCEL_ACCELERATOR": "cpu"}
-    return python("-m", "op_builder.build", *arguments, "--json", cwd=project, **variables)
+    with importable(directory, "twice_ops"), env.scope(ACCEL_CACHE_DIR=str(directory / "cache")):
+        yield directory
 
 
 @pytest.fixture(scope="module")
 def library(project: Path) -> str:
     """The file of the op ``twice`` with the namespace ``acme``."""
-    done = build(project, "twice_ops:TwiceBuilder", "--namespace", "acme")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (outcome,) = json.loads(done.stdout)["ops"]
-    return str(outcome["path"])
+    assert main(["twice_ops:TwiceBuilder", "--namespace", "acme"]) == 0
+    (entry,) = Cache(project / "cache").entries()
+    return str(entry.artifact)
 
 
 @needs_gxx
@@ -134,10 +133,12 @@ def test_an_aotinductor_package_calls_the_op(library: str, tmp_path: Path) -> No
         ("twice_ops:TwiceBuilder", "aten", "The namespace aten cannot be registered"),
     ],
 )
-def test_a_namespace_that_cannot_be_given_is_an_error(project: Path, op: str, namespace: str, message: str) -> None:
-    done = build(project, op, "--namespace", namespace)
-    assert done.returncode == 1, done.stderr
-    assert message in json.loads(done.stdout)["ops"][0]["message"]
+@pytest.mark.usefixtures("project")
+def test_a_namespace_that_cannot_be_given_is_an_error(
+    capsys: pytest.CaptureFixture[str], op: str, namespace: str, message: str
+) -> None:
+    assert main([op, "--namespace", namespace, "--json"]) == 1
+    assert message in json.loads(capsys.readouterr().out)["ops"][0]["message"]
 
 
 @pytest.mark.parametrize("arguments", [["a", "b"], ["--all"], ["a", "--precompile"]])

@@ -17,6 +17,7 @@ from op_builder.engine.build import BuildOptions
 from op_builder.engine.commands import PRECOMPILED_DIRECTORY, build_commands
 from op_builder.errors import ToolchainError
 from op_builder.load.resolver import Request, compile_now
+from tests.support.compilers import program
 
 TEXT = """#include <torch/extension.h>
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return 1; }); }
@@ -43,12 +44,8 @@ def test_only_flags_that_gcc_insists_on_ask_for_another_header(cache: Cache, fla
 
 
 def test_another_compiler_is_refused(cache: Cache, tmp_path: Path) -> None:
-    clang = tmp_path / "clang++"
-    clang.write_text(
-        '#!/bin/sh\ncase "$*" in *-dM*) echo "#define __clang__ 1";; *machine*) echo x;; *) echo clang 19;; esac\n'
-    )
-    clang.chmod(0o755)
-    with env.scope(CXX=str(clang)):
+    answers = '*-dM*) echo "#define __clang__ 1";; *machine*) echo x;; *) echo clang 19;;'
+    with env.scope(CXX=str(program(tmp_path / "clang++", f'case "$*" in {answers} esac'))):
         request = Request.of(text_builder(cache))
         assert request.toolset is not None
         with pytest.raises(ToolchainError, match="is not GCC"):

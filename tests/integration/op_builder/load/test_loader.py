@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import textwrap
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.errors import LoadError
 from op_builder.load import loader
 from tests.support.foreign_package import run_python
+from tests.support.processes import fork, wait_for
 from tests.support.small_ops import SmallBuilder, added, copied, make_small, replace_content
 
 
@@ -33,47 +32,46 @@ def small(built: Path, tmp_path: Path) -> SmallBuilder:
 
 def test_threads_that_load_at_once_compile_once_and_get_one_object(tmp_path: Path) -> None:
     small = make_small(tmp_path / "op", Cache(tmp_path / "cache"), amount="3.0f")
-    found: list[object] = []
-    failed: list[BaseException] = []
     start = threading.Barrier(6)
 
-    def load() -> None:
-        try:
-            builder = SmallBuilder(small.directory, Cache(small.cache.root))
-            start.wait(60)
-            found.append(builder.load())
-        except BaseException as error:
-            failed.append(error)
+    def load(_: int) -> object:
+        builder = SmallBuilder(small.directory, Cache(small.cache.root))
+        start.wait(60)
+        return builder.load()
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert failed == []
-    assert len(found) == 6
-    assert len(set(map(id, found))) == 1
+    with ThreadPoolExecutor(6) as threads:
+        assert len(set(map(id, threads.map(load, range(6))))) == 1
     assert len(small.cache.entries()) == 1
-
-
-def exit_status_of_child(work: Callable[[], bool]) -> int:
-    """Fork, and run ``work`` in the child: 0 when it returns True; ended after a minute if it hangs."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    signal.alarm(60)  # faulthandler's timer waits for the thread of pytest's own one, which the child does not have
-    worked = False
-    try:
-        worked = work()
-    finally:
-        os._exit(0 if worked else 1)
 
 
 def test_a_forked_child_uses_the_loaded_op_and_loads_others(small: SmallBuilder, tmp_path: Path) -> None:
     op = small.load()
     other = make_small(tmp_path / "other", small.cache, amount="7.0f")
-    assert exit_status_of_child(lambda: (added(op), added(small.load()), added(other.load())) == (1.0, 1.0, 7.0)) == 0
+
+    def use() -> None:
+        assert (added(op), added(small.load()), added(other.load())) == (1.0, 1.0, 7.0)
+
+    assert wait_for([fork(use)]) == [0]
     assert added(other.load()) == 7.0, "what the child built is a hit here"
+
+
+def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder) -> None:
+    small.load()
+    is_loading, release = threading.Event(), threading.Event()
+
+    class Slow(SmallBuilder):
+        def bind(self, opened: Any) -> Any:
+            is_loading.set()
+            release.wait(60)
+            return opened
+
+    thread = threading.Thread(target=Slow(small.directory, small.cache).load)
+    thread.start()
+    assert is_loading.wait(60)
+    status = wait_for([fork(small.load)])
+    release.set()
+    thread.join()
+    assert status == [0]
 
 
 # Binding styles -----------------------------------------------------------------------------
@@ -105,12 +103,9 @@ def part(directory: Path, cache: Cache, opens: str, namespace: str, name: str) -
 
 
 def test_libraries_may_extend_one_namespace(tmp_path: Path, cache: Cache) -> None:
-    one = part(tmp_path / "one", cache, SHARED, "loader_shared", "first").load()
-    other = part(tmp_path / "two", cache, OWNED, "loader_shared", "second").load()
-    one.first()
-    other.second()
-    defined = [entry.manifest.defined_namespaces for entry in cache.entries()]
-    assert sorted(defined) == [(), ("loader_shared",)]
+    part(tmp_path / "one", cache, SHARED, "loader_shared", "first").load().first()
+    part(tmp_path / "two", cache, OWNED, "loader_shared", "second").load().second()
+    assert sorted(entry.manifest.defined_namespaces for entry in cache.entries()) == [(), ("loader_shared",)]
 
 
 @pytest.mark.parametrize(
@@ -193,25 +188,6 @@ def test_the_class_of_an_ops_error_does_not_depend_on_torch(tmp_path: Path, smal
     # An overload is torch's own: its class depends on torch, the text names the class.
     with pytest.raises((ValueError, RuntimeError), match=r"^ValueError: x: too short$"):
         op.fail.default(0)
-
-
-def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder) -> None:
-    small.load()
-    is_loading, release = threading.Event(), threading.Event()
-
-    class Slow(SmallBuilder):
-        def bind(self, opened: Any) -> Any:
-            is_loading.set()
-            release.wait(60)
-            return opened
-
-    thread = threading.Thread(target=Slow(small.directory, small.cache).load)
-    thread.start()
-    assert is_loading.wait(60)
-    status = exit_status_of_child(lambda: added(small.load()) == 1.0)
-    release.set()
-    thread.join()
-    assert status == 0
 
 
 def test_an_op_may_load_another_while_it_is_bound(small: SmallBuilder, tmp_path: Path) -> None:

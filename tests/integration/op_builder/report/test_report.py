@@ -25,8 +25,7 @@ from op_builder.report.render import print_explanation
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, importable, python, write_package
-from tests.support.seeds import ENTRY, OWN_BUILDER
-from tests.support.small_ops import SmallBuilder, replace_content
+from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, replace_content
 
 
 def report_of_a_new_process(accelerator: str) -> Any:

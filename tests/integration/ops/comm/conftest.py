@@ -4,12 +4,13 @@ import contextlib
 
 import pytest
 
-from op_builder.cpu import ShareMemCommBuilder
+from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
 from op_builder.errors import IncompatibleOpError
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _built() -> None:
-    """Compile the op before a test with a time limit loads it."""
-    with contextlib.suppress(IncompatibleOpError):  # oneCCL's tests do not need it
-        ShareMemCommBuilder().load()
+    """Compile the ops before ranks wait for each other."""
+    for builder in (ShareMemCommBuilder(), CCLCommBuilder()):
+        with contextlib.suppress(IncompatibleOpError):
+            builder.load()

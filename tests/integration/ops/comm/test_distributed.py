@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from op_builder.cache.store import Entry
-from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
+from op_builder.cpu import ShareMemCommBuilder
 from op_builder.load.prebuilt import find_prebuilt
-from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.ccl_programs import needs_oneccl
+from tests.support.launching import free_port
 from tests.support.rank_processes import run_ranks, values
 
 PROGRAM = "distributed_programs"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    """The ops are compiled once, by nobody who is waited for."""
-    ShareMemCommBuilder().load()
-    if has_oneccl():
-        CCLCommBuilder().load()
 
 
 def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
     return values(run_ranks(PROGRAM, function, size, directory, **options))
 
 
-def has_oneccl() -> bool:
-    found = find_oneccl()
-    return found is not None and bool(found.version)
-
-
 # Collectives ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def counted_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks return that run several functions, one after another."""
-    names = ["all_collectives", "method_names", "asynchronous"]
-    return ranks("several", 2, tmp_path_factory.mktemp("two"), arguments=[names])
 
 
 def without_op(directory: Path) -> list[dict[str, str]]:
@@ -58,29 +38,20 @@ def require_all_ours(result: dict[str, Any]) -> None:
     assert result["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 4
 
 
-def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(counted_by_two: list[dict[str, Any]]) -> None:
-    for result in counted_by_two:
+def test_every_collective_and_method_name_old_and_new_is_right_and_ours(tmp_path: Path) -> None:
+    for result in ranks("several", 2, tmp_path, arguments=[["all_collectives", "method_names"]]):
         require_all_ours(result["all_collectives"])
         assert result["all_collectives"]["hosts"] == [[0, 1]]
-
-
-def test_every_method_name_old_and_new_is_ours(counted_by_two: list[dict[str, Any]]) -> None:
-    for result in counted_by_two:
         assert result["method_names"]["gloo"] == {}
         assert len(result["method_names"]["ours"]) == 14
-
-
-def test_asynchronous_collectives_are_done_in_order_and_wait_for_nobody(counted_by_two: list[dict[str, Any]]) -> None:
-    assert all(result["asynchronous"] for result in counted_by_two)
 
 
 def test_subsets_meshes_and_several_groups(tmp_path: Path) -> None:
     assert ranks("groups", 4, tmp_path) == [1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("names", ["aa", pytest.param("ab", marks=pytest.mark.slow)])
-def test_a_group_is_made_again_on_the_store_of_the_one_before(names: str, tmp_path: Path) -> None:
-    assert ranks("made_again", 2, tmp_path, environments=hosts(names)) == [[[2.0, 2.0, 2.0]] * 2] * 2
+def test_a_group_is_made_again_on_the_store_of_the_one_before(tmp_path: Path) -> None:
+    assert ranks("made_again", 2, tmp_path) == [[[2.0, 2.0, 2.0]] * 2] * 2
 
 
 # Hosts ---------------------------------------------------------------------------------------------
@@ -90,17 +61,10 @@ def hosts(names: str) -> list[dict[str, str]]:
     return [{"ACCEL_HOST_ID": name, "GLOO_SOCKET_IFNAME": "lo"} for name in names]
 
 
-@pytest.mark.parametrize(
-    ("names", "found"),
-    [
-        ("aba", [[0, 2], [1]]),
-        pytest.param("abcab", [[0, 3], [1, 4], [2]], marks=pytest.mark.slow),
-    ],
-)
-def test_every_collective_across_hosts_through_gloo(names: str, found: list[list[int]], tmp_path: Path) -> None:
-    for result in ranks("all_collectives", len(names), tmp_path, environments=hosts(names)):
+def test_every_collective_across_hosts_through_gloo(tmp_path: Path) -> None:
+    for result in ranks("all_collectives", 3, tmp_path, environments=hosts("aba")):
         require_all_ours(result)
-        assert result["hosts"] == found
+        assert result["hosts"] == [[0, 2], [1]]
 
 
 def test_two_ways_between_hosts_are_an_error_that_says_so(tmp_path: Path) -> None:
@@ -131,42 +95,31 @@ def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("across", "how"),
+    ("across", "how", "message"),
     [
-        *(("gloo", "killed"), ("gloo", "mismatch")),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("ccl", "killed"), ("gloo", "interrupted"))),
+        ("gloo", "killed", "rank 1 died"),
+        ("gloo", "mismatch", "all_reduce (sum) of 11 float32"),
+        pytest.param("ccl", "killed", "rank 1 died", marks=[pytest.mark.slow, needs_oneccl]),
     ],
 )
-def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, tmp_path: Path) -> None:
-    message = {
-        "killed": "rank 1 died",
-        "mismatch": "all_reduce (sum) of 11 float32",
-        "interrupted": "Rank 0 of the group gave up: KeyboardInterrupt ended a collective",
-    }[how]
-    if across == "ccl" and not has_oneccl():
-        pytest.skip("needs oneCCL: the extra ccl, or CCL_ROOT")
+def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, message: str, tmp_path: Path) -> None:
     environments = [names | {"ACCEL_DISTRIBUTED_ACROSS": across} for names in hosts("aabb")]
     results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=environments)
-    for rank, result in enumerate(results):
-        if rank == 1 and how == "killed":
-            assert result.status == -9
-            continue
+    first, second, leader, other = results
+    if how == "killed":
+        assert second.status == -9
+    for result in (first, leader, other) if how == "killed" else results:
         assert result.status == 0, result.output
-        first, second = result.value
-        if rank < 2 and how == "mismatch":
-            assert message in first
-            assert "The ranks need a new group." in first
-            assert first == second
-        if rank == 2:  # the leader of the other host
-            assert message in first
-            assert first == second
-        elif rank == 3:
-            assert "It is the first rank of its host and gave up between the 2 hosts" in first
+    failing = [first, leader] if how == "killed" else [first, second, leader]
+    for once, again in (result.value for result in failing):
+        assert message in once
+        assert once == again
+    assert how == "killed" or "The ranks need a new group." in first.value[0]
+    assert "It is the first rank of its host and gave up between the 2 hosts" in other.value[0]
 
 
 def test_a_group_is_made_while_another_one_has_collectives_between_hosts_to_do(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     assert ranks("makes_a_group_meanwhile", 2, tmp_path, environments=[names | meeting for names in hosts("ab")])
 
 

@@ -1,4 +1,4 @@
-"""The backend "accel": calls that differ between ranks, what gloo runs, callbacks, and thread-local state."""
+"""The backend "accel": calls that differ between ranks, what gloo runs, and thread-local state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(function: str, directory: Path, environments: list[dict[str, str]] | Non
 def test_the_group_keeps_its_promises_whoever_runs_the_collective(
     environments: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    names = ["any_layout", "callbacks", "thread_state"]
+    names = ["any_layout", "thread_state"]
     assert run("several", tmp_path, environments, arguments=[names]) == [dict.fromkeys(names, True)] * 2
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,9 +43,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         return
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("there is no /dev/shm")
-    directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    yield directory
-    shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

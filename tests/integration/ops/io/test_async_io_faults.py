@@ -26,7 +26,8 @@ from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
 from tests.support.compilers import needs_gxx
-from tests.support.files import ENGINES, random_bytes, raw, wait_until
+from tests.support.files import ENGINES, mounted, random_bytes, raw
+from tests.support.waiting import wait_until
 
 IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed
 SIZE = 1_000_003
@@ -63,7 +64,7 @@ def test_short_reads_and_writes_are_continued(async_io: AsyncIOModule, faulty: P
 
 
 @each_engine
-@pytest.mark.parametrize(("number", "is_background"), [(errno.EIO, True), (errno.ENOSPC, False), (errno.EFBIG, True)])
+@pytest.mark.parametrize(("number", "is_background"), [(errno.EIO, True), (errno.ENOSPC, False)])
 def test_an_error_names_file_offset_bytes_and_errno(
     async_io: AsyncIOModule, faulty: Path, engine: str, number: int, is_background: bool
 ) -> None:
@@ -166,19 +167,6 @@ def test_wait_reports_all_failures_once(async_io: AsyncIOModule, tmp_path: Path)
     assert handle.wait() == 0
 
 
-@contextmanager
-def mounted(mount: Path, *options: object) -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    mount.mkdir()
-    if subprocess.run(["mount", *options, mount], check=False, capture_output=True).returncode != 0:
-        pytest.skip("such a file system cannot be mounted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", mount], check=False)
-
-
 @pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="there is no mkfs.ext4")
 def test_a_refused_write_leaves_file_and_disk_as_they_were(async_io: AsyncIOModule, tmp_path: Path) -> None:
     """On ext4, which keeps the blocks of an allocation that fails half-way."""
@@ -207,15 +195,6 @@ def test_a_refused_write_leaves_file_and_disk_as_they_were(async_io: AsyncIOModu
                 assert abs(free_bytes() - free) < 64 << 10  # the file system may keep a block of its own
                 assert (mount / "file").read_bytes() == old
             assert_usable(handle, mount)
-
-
-@each_engine
-def test_a_device_that_is_always_full(async_io: AsyncIOModule, tmp_path: Path, engine: str) -> None:
-    handle = make(async_io, engine)
-    with pytest.raises(StorageError) as caught:
-        handle.write(random_bytes(100_000), "/dev/full", False)
-    assert (caught.value.errno, caught.value.bytes_done) == (errno.ENOSPC, 0)
-    assert_usable(handle, tmp_path)
 
 
 def test_files_that_cannot_be_written(async_io: AsyncIOModule, tmp_path: Path) -> None:
@@ -284,11 +263,27 @@ def test_a_forked_child_cannot_use_the_handle_and_the_parent_can(async_io: Async
 # System calls that fail ---------------------------------------------------------------------------------------------
 
 
-def run_python(code: str, **variables: str | None) -> str:
+PRELUDE = """
+import itertools, logging, os, torch
+from op_builder import env
+from op_builder.cpu import AsyncIOBuilder
+from op_builder.errors import IncompatibleOpError
+from op_builder.system import storage_engines
+logging.basicConfig(format="%(levelname)s %(message)s")
+
+def transfer(handle, path, size, offset=3):
+    data, back = torch.randint(0, 256, (size,), dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    handle.sync_pwrite(data, path, offset)
+    handle.pread(back, path, True, False, offset)
+    assert torch.equal(back, data)
+"""
+
+
+def run_python(code: str, preloaded: Path, **variables: str | None) -> str:
     """The output of a Python process that succeeds."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=env.child_environment(PYTHONPATH=str(IMPORTED_FROM), **variables),
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        env=env.child_environment(PYTHONPATH=str(IMPORTED_FROM), LD_PRELOAD=str(preloaded), **variables),
         capture_output=True,
         text=True,
         timeout=300,
@@ -302,39 +297,21 @@ def run_python(code: str, **variables: str | None) -> str:
 def test_calls_that_are_interrupted_refused_or_do_a_part(faulty_calls: Path, tmp_path: Path) -> None:
     run_python(
         f"""
-        import itertools, os, torch
-        from op_builder.cpu import AsyncIOBuilder
         aio = AsyncIOBuilder().load()
         handlings = ((False, False), (True, True), (False, True))
         for period, engine, (single, overlap) in itertools.product("13", {ENGINES!r}, handlings):
             os.environ["FAULTY_PERIOD"] = period
-            handle = aio.aio_handle(8192, 8, single, overlap, 2, engine=engine)
-            data = torch.randint(0, 256, (400_003,), dtype=torch.uint8)
-            handle.sync_pwrite(data, {str(tmp_path / "file")!r}, 3)
-            handle.async_pwrite(data, {str(tmp_path / "file")!r}, 500_000)
-            handle.wait()
-            for offset in (3, 500_000):
-                back = torch.zeros_like(data)
-                handle.pread(back, {str(tmp_path / "file")!r}, True, False, offset)
-                assert torch.equal(back, data)
+            transfer(aio.aio_handle(8192, 8, single, overlap, 2, engine=engine), {str(tmp_path / "file")!r}, 400_003)
         """,
-        LD_PRELOAD=str(faulty_calls),
+        faulty_calls,
     )
 
 
 @needs_gxx
 def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_calls: Path, tmp_path: Path) -> None:
     run_python(
-        f"""
-        import torch
-        from op_builder.cpu import AsyncIOBuilder
-        data = torch.randint(0, 256, (400_003,), dtype=torch.uint8)
-        path = {str(tmp_path / "file")!r}
-        AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2).sync_pwrite(data, path, 3)
-        with open(path, "rb") as file:
-            assert file.read()[3:] == data.numpy().tobytes()
-        """,
-        LD_PRELOAD=str(faulty_calls),
+        f"transfer(AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2), {str(tmp_path / 'file')!r}, 400_003)",
+        faulty_calls,
         FAULTY_REFUSED="fallocate",
     )
 
@@ -351,12 +328,10 @@ def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_c
 def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path, refused: str, chosen: str) -> None:
     output = run_python(
         """
-        from op_builder.cpu import AsyncIOBuilder
-        from op_builder.system import storage_engines
         print("engine", AsyncIOBuilder().load().aio_handle().engine)
         print(*(engine for engine in storage_engines.storage_engines()), sep="\\n")
         """,
-        LD_PRELOAD=str(faulty_calls),
+        faulty_calls,
         FAULTY_REFUSED=refused,
     )
     assert f"engine {chosen}\n" in output
@@ -369,26 +344,16 @@ def test_where_o_direct_commands_are_refused_bytes_go_through_the_page_cache(fau
     """With a descriptor for the edges, and without."""
     output = run_python(
         f"""
-        import torch
-        from op_builder.cpu import AsyncIOBuilder
         handle = AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2, engine="threads")
         for size in (400_003, 64 << 10):
             handle.sync_pwrite(torch.ones(size, dtype=torch.uint8), {str(disk / "file")!r})
         counters = handle.counters()
         print("counted", counters.direct_bytes, counters.bounced_bytes, counters.cached_bytes, counters.retries > 0)
         """,
-        LD_PRELOAD=str(faulty_calls),
+        faulty_calls,
         FAULTY_REFUSED="direct",
     )
     assert f"counted 0 0 {400_003 + (64 << 10)} True" in output
-
-
-TRANSFER = """
-        data, back = torch.randint(0, 256, (2_000_003,), dtype=torch.uint8), torch.zeros(2_000_003, dtype=torch.uint8)
-        handle.sync_pwrite(data, "{path}")
-        handle.sync_pread(back, "{path}")
-        assert torch.equal(back, data)
-"""
 
 
 @needs_gxx
@@ -398,20 +363,16 @@ def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
 ) -> None:
     output = run_python(
         f"""
-        import logging, os, torch
-        from op_builder.cpu import AsyncIOBuilder
-        logging.basicConfig(format="%(levelname)s %(message)s")
-        aio = AsyncIOBuilder().load()
-        handle = aio.aio_handle(8192, 8, False, True, 2, engine={engine!r})
-        {TRANSFER.format(path=tmp_path / "file")}
+        handle = AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2, engine={engine!r})
+        transfer(handle, {str(tmp_path / "file")!r}, 2_000_003)
         print("before", handle.engine)
         os.environ["FAULTY_REFUSED"] = "transfers"  # as a sandbox that the process enters
-        {TRANSFER.format(path=tmp_path / "file")}
-        handle.async_pwrite(data, {str(tmp_path / "other")!r})
+        transfer(handle, {str(tmp_path / "file")!r}, 2_000_003)
+        handle.async_pwrite(torch.ones(2_000_003), {str(tmp_path / "other")!r})
         assert handle.wait() == 1
         print("after", handle.engine)
         """,
-        LD_PRELOAD=str(faulty_calls),
+        faulty_calls,
         ACCEL_AIO_ENGINE=None,
     )
     assert f"before {engine}\n" in output
@@ -425,9 +386,6 @@ def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
 def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path, engine: str, reason: str) -> None:
     output = run_python(
         """
-        from op_builder import env
-        from op_builder.cpu import AsyncIOBuilder
-        from op_builder.errors import IncompatibleOpError
         with env.scope(ACCEL_AIO_ENGINE=None):
             handle = AsyncIOBuilder().load().aio_handle
         for make in (lambda: AsyncIOBuilder().load().aio_handle(), handle):
@@ -437,7 +395,7 @@ def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path,
                 print("REFUSED", error)
         print(AsyncIOBuilder().is_compatible())
         """,
-        LD_PRELOAD=str(faulty_calls),
+        faulty_calls,
         FAULTY_REFUSED=engine,
         ACCEL_AIO_ENGINE=engine,
     )
@@ -450,14 +408,11 @@ def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path,
 def test_memory_that_may_not_be_locked_is_reported(faulty_calls: Path) -> None:
     output = run_python(
         """
-        import logging, torch
-        logging.basicConfig()
-        from op_builder.cpu import AsyncIOBuilder
         handle = AsyncIOBuilder().load().aio_handle()
         tensor, _ = (handle.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
         print(handle.locked_memory_facts(tensor).is_locked, handle.is_pinned(tensor), tensor.data_ptr() % 4096)
         """,
-        LD_PRELOAD=str(faulty_calls),
+        faulty_calls,
         FAULTY_REFUSED="mlock",
     )
     assert "False True 0" in output

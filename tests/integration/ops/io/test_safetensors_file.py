@@ -69,11 +69,16 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 # Reading ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cached_bytes", [0, 3 * PIECE, -1], ids=["not cached", "partly cached", "cached"])
-def test_every_tensor_of_a_file_is_read(tmp_path: Path, cached_bytes: int) -> None:
+@pytest.mark.parametrize("cached_bytes", [None, 0, 3 * PIECE, -1], ids=["unknown", "not cached", "partly", "cached"])
+def test_every_tensor_of_a_file_is_read(
+    tmp_path: Path, cached_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.safetensors"
     tensors = sample(path)
-    cache_only(path, cached_bytes)
+    if cached_bytes is None:
+        monkeypatch.delattr(os, "RWF_NOWAIT")
+    else:
+        cache_only(path, cached_bytes)
     steps: list[tuple[int, int]] = []
     found = load_safetensors(path, progress=lambda *step: steps.append(step))
     assert_same(found, tensors)
@@ -112,12 +117,6 @@ def test_without_the_engine_files_are_read_with_a_warning(
     assert_same(load_safetensors(tmp_path / "x"), tensors)
     (record,) = caplog.records
     assert "No compiler was found" in record.getMessage()
-
-
-def test_without_rwf_nowait_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = sample(tmp_path / "x")
-    monkeypatch.delattr(os, "RWF_NOWAIT")
-    assert_same(load_safetensors(tmp_path / "x"), tensors)
 
 
 def test_tensors_go_to_the_device_and_obey_modes(tmp_path: Path) -> None:
@@ -248,8 +247,9 @@ def test_stored_tensors_are_safetensors_files(tmp_path: Path, load: Callable[[Pa
         value = value_of(dtype).view(2, 3)
         store.save("x", value)
         path = tmp_path / "x.safetensors"
-        found = load(path)["x"]
-        assert raw(found) == raw(value), dtype
+        found, stored = load(path)["x"], store.load("x")
+        assert raw(found) == raw(stored) == raw(value), dtype
+        assert (stored.dtype, store.info("x").dtype, stored.shape) == (dtype, dtype, value.shape)
         with safe_open(path, "pt") as file:
             texts = file.metadata()
         assert texts["format"] == "pt"

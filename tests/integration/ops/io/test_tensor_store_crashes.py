@@ -1,13 +1,9 @@
-"""What a store holds after its writer was interrupted or ran out of space; several processes on one."""
+"""What a store holds after the system failed its writer; a second process on it."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ import torch
 
 from op_builder.errors import StorageError
 from op_builder.ops import TensorStore
+from tests.support.files import mounted
 
 
 def test_the_file_of_a_living_writer_is_not_removed(tmp_path: Path) -> None:
@@ -37,62 +34,21 @@ def test_the_file_of_a_living_writer_is_not_removed(tmp_path: Path) -> None:
     assert torch.equal(store.load("x"), value)
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_ctrl_c_ends_a_save_and_the_old_value_stays(tmp_path: Path, in_background: bool) -> None:
-    store = TensorStore(tmp_path)
-    store.save("x", torch.zeros(4))
-    interrupted = threading.Event()
-
-    def hold(_done: int, _total: int) -> None:
-        # Not os.kill(): another thread may get its signal, which then ends no wait of the main thread.
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        interrupted.wait(60)  # in the main thread, the exception ends it
-
-    def save() -> None:
-        if in_background:
-            store.save_async("x", torch.ones(4), progress=hold).result()
-        else:
-            store.save("x", torch.ones(4), progress=hold)
-
-    with pytest.raises(KeyboardInterrupt):
-        save()
-    interrupted.set()
-    # In the background it continues: Ctrl-C interrupts the thread that waits.
-    assert store.load("x").sum() == (4 if in_background else 0)
-    assert os.listdir(tmp_path) == ["x.safetensors"]
-
-
-# No space --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    mount = tmp_path / "small"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount]
-    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-        pytest.skip("a tmpfs cannot be mounted here")
-    yield mount
-    subprocess.run(["umount", "--lazy", mount], check=True)
-
-
-def test_a_full_disk_leaves_the_old_value_and_no_file(small_disk: Path) -> None:
-    store = TensorStore(small_disk)
-    old = torch.arange(1000.0)
-    store.save("x", old)
-    with pytest.raises(
-        StorageError, match=r"Saving .*x\.safetensors failed(.|\n)*Free space(.|\n)*keeps the old value"
-    ) as caught:
-        store.save("x", torch.zeros(1 << 20))
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(small_disk / "x.safetensors")
-    assert os.listdir(small_disk) == ["x.safetensors"]
-    assert torch.equal(store.load("x"), old)
-    store.save("x", old + 1)
-    assert torch.equal(store.load("x"), old + 1)
+def test_a_full_disk_leaves_the_old_value_and_no_file(tmp_path: Path) -> None:
+    small_disk = tmp_path / "small"
+    with mounted(small_disk, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
+        store = TensorStore(small_disk)
+        old = torch.arange(1000.0)
+        store.save("x", old)
+        message = r"Saving .*x\.safetensors failed(.|\n)*Free space(.|\n)*keeps the old value"
+        with pytest.raises(StorageError, match=message) as caught:
+            store.save("x", torch.zeros(1 << 20))
+        assert caught.value.errno == errno.ENOSPC
+        assert caught.value.filename == str(small_disk / "x.safetensors")
+        assert os.listdir(small_disk) == ["x.safetensors"]
+        assert torch.equal(store.load("x"), old)
+        store.save("x", old + 1)
+        assert torch.equal(store.load("x"), old + 1)
 
 
 @pytest.mark.parametrize("is_durable", [True, False])

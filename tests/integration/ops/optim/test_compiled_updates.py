@@ -1,4 +1,7 @@
-"""Updates in a graph of torch.compile: other numbers need no other graph, and give what eager calls give."""
+"""Updates as torch ops: schemas, autograd, and graphs of torch.compile.
+
+Other numbers need no other graph, and give what eager calls give.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.compilers import needs_gxx
 from tests.support.fused_cases import apply
-from tests.support.list_cases import PACKED, Case, make
-from tests.support.optimizer_reference import ADAM, LAMB, SGD, Kind, as_lists, load, load_fused, make_tensors
+from tests.support.list_cases import AS_PARAM, PACKED, STOCHASTIC, Case, make
+from tests.support.optimizer_cases import assert_equal
+from tests.support.optimizer_reference import ADAM, KINDS, LAMB, Kind, load, load_fused, make_tensors
 from tests.support.training_tensors import Tensors
 
+OPTIONS = list(ADAM.options.values())
 STEPS = range(1, 13)  # more than torch compiles one function for (torch._dynamo.config.recompile_limit)
 FEW = 2  # graphs: one for the first numbers as constants, one for all others
 
@@ -34,35 +40,20 @@ def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> tuple[
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
-def rate(step: int) -> float:
-    return 1e-2 / step
-
-
-def assert_equal(ones: Any, others: Any) -> None:
-    assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
-
-
-@pytest.mark.parametrize("kind", [ADAM, SGD], ids=str)
-def test_functions_of_one_tensor(kind: Kind):
-    module = type(load(kind))(load(kind).ops)
-    getattr(module, f"create_{kind.name}")(0)
-    update = getattr(module, f"{kind.name}_update")
-    left_out = {"lr", *kind.fixed, *kind.unnamed} | ({"adamw_mode"} if kind is ADAM else set())
-    rest = [value for name, value in kind.options.items() if name not in left_out]
+def test_functions_of_one_tensor(cpu_adam):
+    module = HostOp(cpu_adam.ops)
+    module.create_adam(0)
+    _, *rest = ADAM.of_one.values()
 
     def train_step(tensors: list[torch.Tensor], step: int, lr: float) -> torch.Tensor:
-        update(0, step, lr, *rest, *tensors)
+        module.adam_update(0, step, lr, *rest, *tensors)
         return tensors[0] + 1
 
-    def tensors() -> list[torch.Tensor]:
-        made = make_tensors(kind, 1000)
-        return [made.param, made.grad, *made.states]
-
     one_graph, graphs = compiled(train_step)
-    actual, expected = tensors(), tensors()
+    actual, expected = ([*make_tensors(ADAM, 1000)] for _ in range(2))
     for step in STEPS:
-        result = one_graph(actual, step, rate(step))
-        assert torch.equal(result, train_step(expected, step, rate(step)))
+        result = one_graph(actual, step, 1e-2 / step)
+        assert torch.equal(result, train_step(expected, step, 1e-2 / step))
         assert_equal(actual, expected)
     assert graphs.frame_count <= FEW
 
@@ -75,7 +66,7 @@ def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
         cpu_adam.update_list(tensors, step, options, Pass(scale, zero_grads=True, seed=5))
 
     one_graph, graphs = compiled(train_step, backend)
-    actual, expected = (make(Case(storage=PACKED, lengths=(17, 300))).lists for _ in range(2))
+    actual, expected = (make(Case(storage=PACKED, lengths=(17, 300))) for _ in range(2))
     for step in STEPS:
         # Halves, quarters and the like: float32 holds them.
         lr, scale = 2.0**-step, 2.0 ** (step - 9)
@@ -91,36 +82,37 @@ def test_lists_with_a_scale_of_gradients(cpu_adam, as_number, backend):
     assert not any(grad.any() for grad in actual.grads)
 
 
-@pytest.mark.parametrize("kind", [ADAM, LAMB], ids=str)
-def test_fused_optimizers(kind: Kind):
+@pytest.mark.parametrize(("kind", "in_tensors"), [(ADAM, False), (ADAM, True), (LAMB, False)], ids=str)
+def test_fused_optimizers(kind: Kind, in_tensors: bool):
+    """Also of steps and rates in tensors, the capturable form."""
     op = load_fused(kind)
 
-    def train_step(cases: list[Tensors], lr: float, step: int) -> None:
+    def train_step(cases: list[Tensors], lr: Any, step: Any) -> torch.Tensor:
         apply(op, kind, cases, lr=lr, step=step)
+        return cases[0].param + step
 
     one_graph, graphs = compiled(train_step)
     actual, expected = ([make_tensors(kind, numel) for numel in (17, 300)] for _ in range(2))
     for step in STEPS:
         lr = 2.0**-step  # in the graph it is rounded to float32
-        one_graph(actual, lr, step)
-        train_step(expected, lr, step)
+        of_graph, eager = ((torch.tensor(lr), torch.tensor(step - 1.0)) if in_tensors else (lr, step) for _ in range(2))
+        assert torch.equal(one_graph(actual, *of_graph), train_step(expected, *eager))
         for ones, others in zip(actual, expected, strict=True):
             assert_equal(ones, others)
     assert graphs.frame_count <= FEW
 
 
-def test_numbers_that_do_not_fit_are_told_from_a_compiled_function_too(cpu_adam):
-    module = type(cpu_adam)(cpu_adam.ops)
+def test_numbers_that_do_not_fit_are_refused_in_a_compiled_function_too(cpu_adam):
+    module = HostOp(cpu_adam.ops)
     module.create_adam(0)
-    made = make_tensors(ADAM, 8)
-    tensors = [made.param, made.grad, *made.states]
+    tensors = [*make_tensors(ADAM, 8)]
 
     @torch.compile(backend="aot_eager")
     def train_step(step: Any, lr: Any) -> None:
         module.adam_update(0, step, lr, 0.9, 0.999, 1e-8, 0.0, True, *tensors)
 
     for step in range(1, 4):
-        train_step(step, rate(step))
+        train_step(step, 1e-2 / step)
     before = [tensor.clone() for tensor in tensors]
     for step, lr, text in [(0, 1e-3, "step is 0"), (3, -1.0, "lr is -1.0"), (3, float("nan"), "lr is nan")]:
         with pytest.raises(OpArgumentError, match=text):
@@ -132,16 +124,37 @@ def test_numbers_that_do_not_fit_are_told_from_a_compiled_function_too(cpu_adam)
     assert_equal(tensors, before)
 
 
-def test_opcheck_of_the_update_by_numbers():
-    module = load(ADAM)
-    numbers = torch.tensor([3.0, 0.5, *ADAM.options.values()], dtype=torch.float64)
-    arguments = (*as_lists([make_tensors(ADAM, 17)]).positional(), numbers, *Pass().settings(), module.isa)
-    torch.library.opcheck(module.ops.update.numbers, arguments)
+@pytest.mark.parametrize(
+    ("kind", "storage"), [*((kind, AS_PARAM) for kind in KINDS), (ADAM, PACKED), (ADAM, STOCHASTIC)], ids=str
+)
+def test_opcheck_of_the_update(kind, storage):
+    case = Case(torch.bfloat16, torch.bfloat16, storage, torch.bfloat16, (17, 0, 300), kind=kind)
+    op, tensors = load(kind), make(case).positional()
+    options, settings = list(map(float, kind.options.values())), case.settings(grad_scale=-0.5, zero_grads=True, seed=3)
+    arguments = (*tensors, 3, options, *settings.positional(), op.isa)
+    for places in ((), ([5 + (1 << 32), 6, 7],)):
+        torch.library.opcheck(op.ops.update.default, (*arguments, *places))
+    numbers = torch.tensor([3.0, -0.5, *options], dtype=torch.float64)
+    torch.library.opcheck(op.ops.update.numbers, (*tensors, numbers, *settings.settings(), op.isa))
 
 
-@pytest.mark.parametrize("load_op", [lambda: load(ADAM), lambda: load_fused(ADAM)], ids=["host", "fused"])
-def test_plain_lists_are_refused_with_the_class_to_pass(load_op):
-    module = load_op()
-    with pytest.raises(OpArgumentError, match="of type list") as caught:
-        module.prepare([torch.ones(3)], [torch.tensor(0.0)])
-    assert "TensorLists" in caught.value.remedy
+def test_opcheck_of_the_rollback(cpu_adam):
+    params, grads, states, _, _ = make(Case(lengths=(17, 64))).positional()
+    torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("changed", ["param", "copy", "grad"])
+def test_autograd_notices_all_that_an_update_changes(cpu_adam, is_prepared, changed):
+    copy = torch.nn.Parameter(torch.rand(8).bfloat16())
+    param, grad = torch.nn.Parameter(torch.rand(8)), torch.rand(8).requires_grad_()
+    tensors = TensorLists([param], [grad], [[torch.zeros(8)], [torch.zeros(8)]], (), [copy])
+    leaf = {"param": param, "copy": copy, "grad": grad}[changed]
+    loss = (leaf * leaf).sum()
+    also = Pass(zero_grads=changed == "grad")
+    if is_prepared:
+        cpu_adam.prepare(tensors, [torch.tensor(0.0)]).update(OPTIONS, also)
+    else:
+        cpu_adam.update_list(tensors, 1, OPTIONS, also)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

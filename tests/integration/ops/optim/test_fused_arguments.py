@@ -8,52 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from tests.support.fused_cases import CHUNK, lists_of, numbers_of
-from tests.support.optimizer_reference import ADAM, AMSGRAD, make_tensors
-
-ROLES = ("grad", "param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+from tests.support.fused_cases import CHUNK, FUSED_KINDS, lists_of, numbers_of
+from tests.support.optimizer_reference import ADAM, AMSGRAD, LION, Kind, load_fused, make_tensors
 
 
-@pytest.fixture(scope="module")
-def adam():
-    return FusedAdamBuilder().load()
+def refused(text: str, kind: Kind = AMSGRAD, form: str = "", **changes: Any) -> None:
+    """Raise unless an update with ``changes`` is refused with a remedy, changes no tensor, and works without them."""
+    cases = [make_tensors(kind, 24, seed=i) for i in range(3)]
+    before = [case.clone() for case in cases]
+    good = {"chunk_size": CHUNK, "noop_flag": None, "tensor_lists": lists_of(cases), **numbers_of(kind)}
+    update = getattr(load_fused(kind), f"multi_tensor_{kind.name}{form}")
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        update(**{**good, **changes})
+    assert caught.value.remedy
+    for case, old in zip(cases, before, strict=True):
+        assert all(map(torch.equal, case, old))
+    update(**good)
 
 
-@pytest.fixture(scope="module")
-def amsgrad():
-    return FusedAmsgradBuilder().load()
-
-
-def good_lists() -> list[list[torch.Tensor]]:
-    """Of three parameters, as AMSGrad takes them; Adam takes all but the last list."""
-    return lists_of([make_tensors(AMSGRAD, 24, seed=i) for i in range(3)])
-
-
-def flat(lists):
-    return [tensor for members in lists for tensor in members]
-
-
-def refused(module: Any, text: str, lists: list[Any] | None = None, **changes: Any) -> None:
-    """Raise unless an update with ``changes`` is refused with a remedy and changes no tensor."""
-    name, count = ("amsgrad", 5) if "max_exp_avg_sq" in module.states else ("adam", 4)
-    lists = lists if lists is not None else good_lists()[:count]
-    before = [tensor.clone() if isinstance(tensor, torch.Tensor) else tensor for tensor in flat(lists)]
-    good = {"chunk_size": CHUNK, "noop_flag": None, **numbers_of(ADAM)}
-    for form in ("multi_tensor_adam", "multi_tensor_adam_capturable") if name == "adam" else ("multi_tensor_amsgrad",):
-        with pytest.raises(OpArgumentError, match=text) as caught:
-            getattr(module, form)(**{**good, "tensor_lists": lists, **changes})
-        assert caught.value.remedy
-        for tensor, then in zip(flat(lists), before, strict=True):
-            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
-                assert torch.equal(tensor, then)
-        getattr(module, form)(**{**good, "tensor_lists": good_lists()[:count]})
-
-
-def without_memory(tensor, left=0):
-    tensor.untyped_storage().resize_(left)
-    return tensor
+SHRUNK = torch.ones(1)
+SHRUNK.untyped_storage().resize_(3)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +50,7 @@ def without_memory(tensor, left=0):
         ({"step": torch.tensor(-1.0)}, "steps are whole numbers of at least 0"),
         ({"step": torch.tensor(math.nan)}, "steps are whole numbers of at least 0"),
         ({"grad_scale": torch.ones(3)}, "grad_scale is not a tensor of one float32"),
-        ({"grad_scale": without_memory(torch.ones(1), 3)}, "grad_scale reaches to byte 4 of its storage, which has 3"),
+        ({"grad_scale": SHRUNK}, "grad_scale reaches to byte 4 of its storage, which has 3"),
         ({"found_inf": torch.ones(1, dtype=torch.int32)}, "found_inf is not a tensor of one float32"),
         ({"noop_flag": torch.zeros(1)}, "noop_flag is not a tensor of one int32"),
         ({"noop_flag": torch.zeros(1, dtype=torch.int32, device="meta")}, "noop_flag is on device meta"),
@@ -83,37 +58,22 @@ def without_memory(tensor, left=0):
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_numbers_and_what_is_read_from_tensors(amsgrad, changes, text):
-    refused(amsgrad, text, **changes)
+def test_numbers_and_what_is_read_from_tensors(changes, text):
+    refused(text, **changes)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (lambda x: x.to("meta"), "{role} of tensor 2 is on device meta"),
-        (lambda x: x.to_sparse(), "{role} of tensor 2 has layout torch.sparse_coo"),
-        (lambda x: x.repeat(2)[::2], "{role} of tensor 2 is not contiguous"),
-        (lambda x: x.double(), "{role} of tensor 2 is of type Double"),
-        (lambda x: x.tolist(), "{role} of tensor 2 is of type list"),
-    ],
-)
-def test_tensors_that_do_not_fit(amsgrad, spoil, text):
-    for place, role in enumerate(ROLES):
-        lists = good_lists()
-        lists[place][2] = spoil(lists[place][2])
-        refused(amsgrad, text.format(role=role), lists)
-
-
-def test_lists_of_unequal_length_or_number(adam, amsgrad):
-    lists = good_lists()
-    refused(adam, "3 parameters came with 2 grad tensors", [lists[0][:2], *lists[1:4]])
-    refused(adam, "tensor_lists has 3 lists", lists[:3])
-    refused(amsgrad, "3 parameters came with 2 max_exp_avg_sq tensors", [*lists[:4], lists[4][:2]])
-    refused(amsgrad, "tensor_lists has 4 lists", lists[:4])
-    with pytest.raises(OpArgumentError, match="tensor_lists has 4 lists"):
-        FusedLionBuilder().load().multi_tensor_lion(CHUNK, None, lists[:4], 1e-3, 0.9, 0.99, 1, 0.0)
-    with pytest.raises(OpArgumentError, match="step is 0"):
-        FusedLambBuilder().load().multi_tensor_lamb(CHUNK, None, lists[:4], 1e-3, 0.9, 0.99, 1e-6, 0, True, 0.0)
+@pytest.mark.parametrize(("kind", "form"), [*((kind, "") for kind in FUSED_KINDS), (ADAM, "_capturable")], ids=str)
+def test_lists_of_unequal_length_or_number(kind, form):
+    lists = lists_of([make_tensors(kind, 24) for _ in range(3)])
+    for tensor_lists, text in (
+        ([lists[0][:2], *lists[1:]], "3 parameters came with 2 grad tensors"),
+        ([*lists[:-1], lists[-1][:2]], f"3 parameters came with 2 {kind.states[-1]} tensors"),
+        (lists[:-1], f"tensor_lists has {len(lists) - 1} lists"),
+        ([*lists, lists[0]], f"tensor_lists has {len(lists) + 1} lists"),
+    ):
+        refused(text, kind, form, tensor_lists=tensor_lists)
+    if kind is not LION:
+        refused("step is 0", kind, form, step=0)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +85,5 @@ def test_lists_of_unequal_length_or_number(adam, amsgrad):
         ("step", [torch.tensor(1.0)] * 3, "not an int"),
     ],
 )
-def test_tensors_for_numbers_are_checked_as_numbers_but_in_the_capturable_form(adam, name, value, text):
-    numbers = {**numbers_of(ADAM), name: value}
-    with pytest.raises(OpArgumentError, match=text):
-        adam.multi_tensor_adam(CHUNK, None, good_lists()[:4], **numbers)
+def test_tensors_for_numbers_are_checked_as_numbers_but_in_the_capturable_form(name, value, text):
+    refused(text, ADAM, **{name: value})

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.optimizer_reference import ADAM, FLOATS, threads
 
@@ -50,15 +49,19 @@ def norm_of(module, grads):
 def test_a_norm_is_within_the_bound_of_float64(adam_of_isa, dtype):
     for numel in LENGTHS:
         values = [random_values(numel, dtype)]
-        expected = exact_norm(values)
-        assert abs(norm_of(adam_of_isa, values) - expected) <= bound_of(numel) * expected
+        assert norm_of(adam_of_isa, values) == pytest.approx(exact_norm(values), rel=bound_of(numel), abs=0)
 
 
-def test_the_norm_of_many_tensors_is_that_of_all_their_elements(adam_of_isa):
+def test_the_norm_of_many_tensors_is_that_of_all_their_elements_for_any_number_of_threads(adam_of_isa):
     tensors = [random_values(numel, FLOATS[i % 3], i) for i, numel in enumerate(LENGTHS)]
-    expected = exact_norm(tensors)
     bound = bound_of(sum(LENGTHS) + 2**16 * len(LENGTHS))  # a piece for each tensor besides
-    assert abs(norm_of(adam_of_isa, tensors) - expected) <= bound * expected
+    prepared = prepared_with_grads(adam_of_isa, tensors)
+    norms = set()
+    for count in (1, 2, 3, 4):
+        with threads(count):
+            norms.add(prepared.grad_norm())
+    (norm,) = norms
+    assert norm == pytest.approx(exact_norm(tensors), rel=bound, abs=0)
 
 
 @pytest.mark.parametrize(
@@ -82,34 +85,9 @@ def test_one_value_that_is_not_finite_shows(adam_of_isa, dtype, value):
         assert math.isnan(norm) if math.isnan(value) else norm == math.inf
 
 
-def test_the_number_of_threads_does_not_change_a_bit(adam_of_isa):
-    tensors = [random_values(numel, torch.float32, numel) for numel in (300_001, 5, 0, 70_000, 65_536)]
-    prepared = prepared_with_grads(adam_of_isa, tensors)
-    norms = set()
-    for count in (1, 2, 3, 4):
-        with threads(count):
-            norms.add(prepared.grad_norm())
-    assert len(norms) == 1
-
-
-@pytest.mark.parametrize("tensors", [[], [torch.zeros(0)], [torch.zeros(5), torch.zeros(0)]], ids=str)
-def test_the_norm_of_nothing_is_zero(cpu_adam, tensors):
-    assert norm_of(cpu_adam, tensors) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("tensor", "text"),
-    [
-        (torch.zeros(3).double(), "grad of tensor 1 is of type Double"),
-        (torch.zeros(3, device="meta"), "grad of tensor 1 is on device meta"),
-        (torch.zeros(3).to_sparse(), "grad of tensor 1 has layout torch.sparse_coo"),
-        (torch.zeros(6)[::2], "grad of tensor 1 is not contiguous"),
-    ],
-)
-def test_what_is_no_dense_float_tensor_is_refused(cpu_adam, tensor, text):
-    with pytest.raises(OpArgumentError, match=text) as caught:
-        norm_of(cpu_adam, [torch.ones(2), tensor])
-    assert caught.value.remedy
+def test_the_norm_of_nothing_is_zero(cpu_adam):
+    for tensors in ([], [torch.zeros(0)], [torch.zeros(5), torch.zeros(0)]):
+        assert norm_of(cpu_adam, tensors) == 0.0
 
 
 def test_the_norm_of_a_prepared_list_is_that_of_its_gradients_now(cpu_adam):

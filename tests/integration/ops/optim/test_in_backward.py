@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import itertools
 import pickle
 import weakref
 from collections.abc import Callable
@@ -17,8 +19,6 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUAdam
 from op_builder.ops.optim.host_optimizer import HostOptimizer
 from tests.support.optimizer_cases import HOST, assert_equal, contents
-
-every_optimizer = pytest.mark.parametrize("optimizer", HOST)
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -48,34 +48,44 @@ def train(optimizer: HostOptimizer, model: torch.nn.Module, first: int = 0) -> N
         schedule.step()
 
 
-class Tied(torch.nn.Module):
-    """A weight that two layers share, in checkpoints that need no second pass of autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = torch.nn.Linear(13, 13), torch.nn.Linear(13, 13)
-        self.second.weight = self.first.weight
+class Checkpoints(torch.nn.Sequential):
+    """Layers in checkpoints that need no second pass of autograd."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        for layer in (self.first, self.second):
+        for layer in self:
             batch = torch.utils.checkpoint.checkpoint(layer, batch, use_reentrant=False).tanh()
         return batch
 
 
-def trained(optimizer: type[HostOptimizer], make: Callable[[], torch.nn.Module], in_backward: bool) -> Any:
-    model = make()
-    made = optimizer(make_groups(model), in_backward=in_backward)
-    train(made, model)
-    return contents(made, list(model.parameters()))
+def tied() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Checkpoints(*[torch.nn.Linear(13, 13)] * 2)
 
 
-@every_optimizer
+def compiled() -> Any:
+    return torch.compile(make_model(), backend="aot_eager")
+
+
 @pytest.mark.parametrize(
-    "make", [make_model, lambda: make_model(torch.bfloat16), Tied], ids=["float32", "bfloat16", "tied weight"]
+    ("optimizer", "make"),
+    [
+        *itertools.product(HOST, (make_model, lambda: make_model(torch.bfloat16), tied)),
+        (functools.partial(CPUAdam, states="8bit"), make_model),
+        (CPUAdam, compiled),
+    ],
 )
-def test_the_result_is_that_of_step(optimizer: type[HostOptimizer], make: Callable[[], torch.nn.Module]) -> None:
-    assert_equal(trained(optimizer, make, in_backward=True), trained(optimizer, make, in_backward=False))
+def test_the_result_is_that_of_step(optimizer: Callable[..., Any], make: Callable[[], torch.nn.Module]) -> None:
+    results = []
+    for in_backward in (True, False):
+        model = make()
+        params = list(model.parameters())
+        copies = [torch.zeros_like(param, dtype=torch.bfloat16) for param in params]
+        made = optimizer(make_groups(model), in_backward=in_backward)
+        made.write_copies(dict(zip(params, copies, strict=True)))
+        train(made, model)
+        assert_equal([param.detach().bfloat16() for param in params], copies)
+        results.append(contents(made, params))
+    assert_equal(*results)
 
 
 def test_one_gradient_exists_at_a_time() -> None:
@@ -131,17 +141,6 @@ def test_a_copy_updates_its_own_model(copied: Any) -> None:
     assert_equal(contents(optimizer, list(model.parameters())), contents(other, list(other_model.parameters())))
 
 
-def test_a_compiled_model_trains_as_an_eager_one() -> None:
-    results = []
-    for compiled in (True, False):
-        model = make_model()
-        optimizer = CPUAdam(model.parameters(), in_backward=True)
-        train(optimizer, torch.compile(model, backend="aot_eager") if compiled else model)
-        results.append(contents(optimizer, list(model.parameters())))
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
 def test_groups_may_change_their_places() -> None:
     model = make_model()
     optimizer = CPUAdam(make_groups(model), in_backward=True)
@@ -156,34 +155,21 @@ def test_groups_may_change_their_places() -> None:
     assert "remove_hooks()" in caught.value.remedy
 
 
-def test_copies_are_written() -> None:
-    model = make_model()
-    params = list(model.parameters())
-    copies = [param.detach().bfloat16() for param in params]
-    optimizer = CPUAdam(params, lr=0.1, in_backward=True)
-    optimizer.write_copies(dict(zip(params, copies, strict=True)))
-    backward(model, 0)
-    assert_equal([param.detach().bfloat16() for param in params], copies)
-
-
 def test_half_the_bytes_of_gradients() -> None:
     """torch rounds each gradient to the type of ``grad_dtype``; the update is that with the rounded gradient."""
-    model, other_model = make_model(), make_model()
-    optimizer = CPUAdam(model.parameters())
-    other = CPUAdam(other_model.parameters())
-    for param in model.parameters():
+    models = make_model(), make_model()
+    optimizers = [CPUAdam(model.parameters()) for model in models]
+    for param in models[0].parameters():
         param.grad_dtype = torch.bfloat16
     for seed in range(3):
-        backward(model, seed)
-        backward(other_model, seed)
-        for param, other_param in zip(model.parameters(), other_model.parameters(), strict=True):
-            assert param.grad.dtype == torch.bfloat16
-            other_param.grad = other_param.grad.bfloat16().float()
-        optimizer.step()
-        other.step()
-        optimizer.zero_grad()
-        other.zero_grad()
-    assert_equal(list(model.parameters()), list(other_model.parameters()))
+        for model, optimizer in zip(models, optimizers, strict=True):
+            backward(model, seed)
+            for param in model.parameters():
+                assert param.grad.dtype == (torch.bfloat16 if model is models[0] else torch.float32)
+                param.grad = param.grad if model is models[0] else param.grad.bfloat16().float()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(*(list(model.parameters()) for model in models))
 
 
 # What is refused ------------------------------------------------------------------------------
@@ -198,6 +184,8 @@ def test_an_option_that_needs_all_gradients_is_refused_also_later(name: str, val
     setattr(optimizer, name, value)
     with pytest.raises(OpArgumentError, match=f"but {name} needs all"):
         backward(model, 0)
+    with pytest.raises(OpArgumentError, match="without grad_scale"):
+        optimizer.step(grad_scale=2.0)
 
 
 def test_parameters_that_share_memory_are_refused() -> None:
@@ -219,32 +207,30 @@ def test_grad_scale_is_refused() -> None:
 
 def test_a_second_optimizer_is_refused_until_the_first_lets_go() -> None:
     model = make_model()
-    first = CPUAdam(model.parameters(), in_backward=True)
-    fresh = torch.nn.Parameter(torch.ones(3))
-    with pytest.raises(OpArgumentError, match=r"already updates parameter 0 of group 1 \(shape \(70, 13\)\)") as caught:
-        CPUAdam([{"params": [fresh]}, {"params": model.parameters()}], in_backward=True)
-    assert caught.value.remedy == "Call remove_hooks() of that optimizer first."
+    params = list(model.parameters())
+    first = CPUAdam(params, in_backward=True)
+    fresh, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    second = CPUAdam([other], in_backward=True)
+    for call in (
+        lambda: CPUAdam([{"params": [fresh]}, {"params": params}], in_backward=True),
+        lambda: second.add_param_group({"params": params}),
+    ):
+        with pytest.raises(
+            OpArgumentError, match=r"already updates parameter 0 of group 1 \(shape \(70, 13\)\)"
+        ) as caught:
+            call()
+        assert caught.value.remedy == "Call remove_hooks() of that optimizer first."
+    assert len(second.param_groups) == 1
     fresh.sum().backward()  # the optimizer that was refused does not update it
     assert fresh.grad is not None
     first.remove_hooks()
     backward(model, 0)
-    assert all(param.grad is not None for param in model.parameters())
+    assert all(param.grad is not None for param in params)
     first.step()
-    assert all(int(first.state[param]["step"]) == 1 for param in model.parameters())
-    CPUAdam(model.parameters(), in_backward=True)
-
-
-def test_a_refused_group_leaves_the_optimizer_as_it_was() -> None:
-    model, other = make_model(), make_model()
-    optimizer = CPUAdam(model.parameters(), in_backward=True)
-    taken = CPUAdam(other.parameters(), in_backward=True)
-    with pytest.raises(OpArgumentError, match="parameter 0 of group 1"):
-        optimizer.add_param_group({"params": list(other.parameters())})
-    assert len(optimizer.param_groups) == 1
-    taken.remove_hooks()
-    optimizer.add_param_group({"params": list(other.parameters())})
-    backward(other, 0)
-    assert all(int(optimizer.state[param]["step"]) == 1 for param in other.parameters())
+    first.zero_grad()
+    second.add_param_group({"params": params})
+    backward(model, 1)
+    assert [int(made.state[param]["step"]) for made in (first, second) for param in params] == [1] * 2 * len(params)
 
 
 def test_an_error_leaves_the_parameter_and_its_gradient() -> None:

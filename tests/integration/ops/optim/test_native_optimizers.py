@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.tensor_lists import Pass
+from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.list_cases import AS_PARAM, PACKED, STOCHASTIC, Case, assert_unchanged, copy_of, make, storages_of
-from tests.support.list_cases import assert_same_bits as assert_same_lists
+from tests.support.list_cases import (
+    AS_PARAM,
+    PACKED,
+    STOCHASTIC,
+    Case,
+    all_cases,
+    assert_same_bits,
+    assert_stored,
+    make,
+    storages_of,
+    update_apart,
+)
 from tests.support.optimizer_reference import (
-    ADAGRAD,
     ADAM,
-    AMSGRAD,
     DTYPES,
     FLOATS,
     KINDS,
@@ -26,17 +32,16 @@ from tests.support.optimizer_reference import (
     LION,
     SGD,
     Kind,
-    Reference,
-    Rounded,
+    Options,
     Tensors,
-    as_lists,
-    assert_same_bits,
+    assert_within,
+    expected_update,
     load,
     make_tensors,
     threads,
     update,
 )
-from tests.support.training_tensors import U
+from tests.support.training_tensors import assert_guards_untouched
 
 ISAS = supported_isas()
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)
@@ -46,21 +51,18 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_isa = pytest.mark.parametrize("isa", ISAS)
 
 
-def expect(
-    kind: Kind, tensors: Tensors, options: dict, actual: Tensors, step: int = 3, scale: float = 1.0
-) -> Reference:
-    reference = Reference.of(kind, options, tensors)
-    reference.step(tensors.grad, step, actual, scale)
-    return reference
+def checked_update(kind: Kind, isa: str, tensors: Tensors, options: Options, step: int = 3) -> Tensors:
+    """A copy of ``tensors`` after an update, which is within the bound of float64."""
+    actual = update(load(kind, isa), tensors, options, step)
+    assert_within(kind, actual, expected_update(kind, options, tensors, step, actual))
+    return actual
 
 
 @every_kind
 @every_isa
 def test_update_is_within_the_bound_of_float64(kind, isa):
     for dtypes, numel in itertools.product(DTYPES, LENGTHS):
-        tensors = make_tensors(kind, numel, *dtypes, seed=numel)
-        actual = update(load(kind, isa), tensors, kind.options)
-        expect(kind, tensors, kind.options, actual).check(actual)
+        checked_update(kind, isa, make_tensors(kind, numel, *dtypes, seed=numel), kind.options)
 
 
 @every_kind
@@ -68,17 +70,13 @@ def test_update_is_within_the_bound_of_float64(kind, isa):
 def test_options_and_steps_are_applied_as_in_float64(kind, isa):
     tensors = make_tensors(kind, 257)
     for change, step in itertools.product(({}, *kind.variants), (1, 2, 100_000)):
-        options = {**kind.options, **change}
-        actual = update(load(kind, isa), tensors, options, step)
-        expect(kind, tensors, options, actual, step).check(actual)
+        checked_update(kind, isa, tensors, {**kind.options, **change}, step)
 
 
 @every_isa
 def test_norms_reach_over_the_whole_of_a_long_tensor(isa):
     for numel, dtype in itertools.product((NORM_PIECE, NORM_PIECE + 1, 3 * NORM_PIECE - 5), FLOATS):
-        tensors = make_tensors(LAMB, numel, dtype, dtype, dtype)
-        actual = update(load(LAMB, isa), tensors, LAMB.options)
-        expect(LAMB, tensors, LAMB.options, actual).check(actual)
+        checked_update(LAMB, isa, make_tensors(LAMB, numel, dtype, dtype, dtype), LAMB.options)
 
 
 @every_isa
@@ -88,28 +86,16 @@ def test_norms_reach_over_the_whole_of_a_long_tensor(isa):
     ids=str,
 )
 def test_the_number_of_threads_does_not_change_a_bit(kind, isa, storage):
-    case = Case(storage=storage, lengths=(100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1), kind=kind)
-    results = [make(case).lists for _ in range(3)]
+    lengths = (100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1)
+    case = Case(storage=storage, copy=torch.bfloat16, lengths=lengths, kind=kind)
+    results = [make(case) for _ in range(3)]
     for count, lists in enumerate(results, start=1):
         with threads(count):
-            for step in (1, 2):
-                load(kind, isa).update_list(lists, step, list(kind.options.values()), case.settings(seed=11))
+            for step in (1, 2**40):
+                also = case.settings(seed=11, zero_grads=step > 1)
+                load(kind, isa).update_list(lists, step, list(kind.options.values()), also)
     for lists in results[1:]:
-        assert_same_lists(lists, results[0])
-
-
-@every_kind
-def test_a_prepared_list_gives_the_same_bits_and_counts_the_steps(kind):
-    one, other = ([make_tensors(kind, numel, seed=numel) for numel in (40_000, 3, 0)] for _ in range(2))
-    steps = [torch.tensor(0.0), torch.zeros(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.int64)]
-    numbers = [float(value) for value in kind.options.values()]
-    prepared = load(kind).prepare(as_lists(one), steps)
-    for step in (1, 2, 3):
-        prepared.update(numbers, Pass())
-        load(kind).update_list(as_lists(other), step, numbers)
-    assert [float(step) for step in steps] == [3, 3, 3]
-    for actual, expected in zip(one, other, strict=True):
-        assert_same_bits(actual, expected)
+        assert_same_bits(lists, results[0])
 
 
 @every_kind
@@ -119,11 +105,10 @@ def test_nan_and_infinity_go_where_arithmetic_sends_them(kind, isa):
         tensors = make_tensors(kind, 33, dtype, dtype, dtype)
         dict(zip(kind.roles, tensors, strict=True))[role][::5] = value
         actual = update(load(kind, isa), tensors, kind.options)
-        reference = expect(kind, tensors, kind.options, actual)
-        wanted = (reference.param, Rounded.exact(tensors.grad), *reference.states)
-        for found, expected in zip(actual, wanted, strict=True):
-            assert torch.equal(found.isnan(), expected.value.isnan())
-            assert torch.equal(found.isinf(), expected.value.isinf())
+        expected = expected_update(kind, kind.options, tensors, 3, actual)
+        for found, rounded in zip((actual.param, *actual.states), expected, strict=True):
+            assert torch.equal(found.isnan(), rounded.value.isnan())
+            assert torch.equal(found.isinf(), rounded.value.isinf())
 
 
 @every_kind
@@ -134,8 +119,7 @@ def test_subnormal_values_are_not_flushed(kind, isa):
         tensors.grad.copy_(torch.linspace(-magnitude, magnitude, 100))
         for name, state in zip(kind.states, tensors.states, strict=True):
             state.copy_(torch.linspace(magnitude, magnitude / 3, 100) * (1 if name.endswith("sq") else -1))
-        actual = update(load(kind, isa), tensors, kind.options)
-        expect(kind, tensors, kind.options, actual).check(actual)
+        actual = checked_update(kind, isa, tensors, kind.options)
         assert all((state != 0).any() for state in actual.states)
 
 
@@ -167,30 +151,6 @@ def test_storing_16_bits_rounds_to_nearest_even(isa, dtype):
     assert torch.equal(actual.states[0].view(torch.int16), values.to(dtype).view(torch.int16))
 
 
-numbers = st.floats(-1e6, 1e6, width=32)
-small = st.floats(0, 1, exclude_max=True)
-# A moment over less is beyond float32, where the kernels overflow and the reference in double does not.
-some = st.floats(2**-60, 1, exclude_max=True)
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.data(), st.sampled_from(KINDS), st.sampled_from(ISAS), st.sampled_from(DTYPES))
-def test_any_numbers_and_options_stay_within_the_bound(data, kind, isa, dtypes):
-    numel = data.draw(st.integers(1, 40))
-    columns = [data.draw(st.lists(numbers, min_size=numel, max_size=numel)) for _ in kind.roles]
-    param, grad, *states = (torch.tensor(column) for column in columns)
-    states = [state.abs() if name.endswith("sq") else state for name, state in zip(kind.states, states, strict=True)]
-    tensors = Tensors(param.to(dtypes[0]), grad.to(dtypes[1]), tuple(state.to(dtypes[2]) for state in states))
-    floats = [name for name, value in kind.options.items() if isinstance(value, float)]
-    drawn = {name: data.draw(some if name == "eps" else small) for name in floats}
-    options = {**kind.options, **drawn}
-    if kind is SGD:
-        options["nesterov"] = data.draw(st.booleans())
-    step = data.draw(st.integers(1, 1000))
-    actual = update(load(kind, isa), tensors, options, step)
-    expect(kind, tensors, options, actual, step).check(actual)
-
-
 @every_isa
 def test_the_first_step_of_sgd_takes_the_gradient_for_the_buffer(isa):
     tensors = make_tensors(SGD, 100)
@@ -217,8 +177,7 @@ def test_without_a_norm_the_trust_ratio_is_one(isa, zero):
     for tensor in [tensors.param] if zero == "param" else [tensors.grad, *tensors.states]:
         tensor.zero_()
     options = {**LAMB.options, "weight_decay": 0}
-    actual = update(load(LAMB, isa), tensors, options)
-    expect(LAMB, tensors, options, actual).check(actual)
+    actual = checked_update(LAMB, isa, tensors, options)
     assert torch.equal(actual.param, tensors.param) == (zero == "direction")
 
 
@@ -226,64 +185,46 @@ def test_without_a_norm_the_trust_ratio_is_one(isa, zero):
 def test_zeros_beyond_the_end_do_not_count_without_an_eps(isa):
     tensors = make_tensors(LAMB, 33)
     options = {**LAMB.options, "eps": 0.0, "beta2": 0.0}
-    actual = update(load(LAMB, isa), tensors, options)
-    assert actual.param.isfinite().all()
-    expect(LAMB, tensors, options, actual).check(actual)
+    assert checked_update(LAMB, isa, tensors, options).param.isfinite().all()
 
 
-PEERS = {
-    "Adam": (ADAM, {"adamw_mode": False}),
-    "AdamW": (ADAM, {}),
-    "Adam, amsgrad": (AMSGRAD, {"beta2": 0.9, "adamw_mode": False}),
-    "AdamW, amsgrad": (AMSGRAD, {"beta2": 0.9}),
-    "Adagrad": (ADAGRAD, {"lr_decay": 0.01}),
-    "SGD": (SGD, {}),
-    "SGD, Nesterov": (SGD, {"nesterov": True}),
-    "SGD, dampening": (SGD, {"dampening": 0.3}),
-    "SGD, no momentum": (SGD, {"momentum": 0}),
-}
+# What is done in the same pass ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_many_steps_stay_beside_torch_in_float64(peer):
-    """Within the running error bound, and that is small: ten roundings of the largest parameter in every step."""
-    steps, (kind, change) = 100, PEERS[peer]
-    options = {**kind.options, **change}
-    tensors = make_tensors(kind, 511)
-    for state in tensors.states:
-        state.zero_()
-    reference = Reference.of(kind, options, tensors)
-    theirs = torch.nn.Parameter(tensors.param.double())
-    largest = float(theirs.detach().abs().max())
-    given = {name: value for name, value in options.items() if name not in ("adamw_mode", "bias_correction")}
-    if "beta1" in given:
-        given["betas"] = (given.pop("beta1"), given.pop("beta2"))
-    if kind is AMSGRAD:
-        given["amsgrad"] = True
-    optimizer = getattr(torch.optim, peer.partition(",")[0])([theirs], **given)
-    generator = torch.Generator().manual_seed(1)
-    for step in range(1, steps + 1):
-        tensors.grad.copy_(torch.randn(511, generator=generator))
-        load(kind).update_list(as_lists([tensors]), step, list(options.values()))
-        reference.step(tensors.grad, step)
-        theirs.grad = tensors.grad.double()
-        optimizer.step()
-    if kind is AMSGRAD:
-        assert (tensors.states[2] > 1.5 * tensors.states[1]).double().mean() > 0.5  # the maximum matters
-    torch.testing.assert_close(reference.param.value, theirs.detach(), rtol=1e-10, atol=1e-12)
-    reference.check(tensors)
-    bound = 10 * U * steps * largest
-    assert reference.param.error.max() < bound
-    assert (tensors.param.double() - theirs.detach()).abs().max() < bound
+def updated(case: Case, isa: str) -> TensorLists:
+    """The tensors after an update, which does what doing all apart on aligned tensors does and touches nothing else."""
+    module, options = load(case.kind, isa), list(case.kind.options.values())
+    also = case.settings(grad_scale=-0.37, zero_grads=True, seed=11)
+    lists, expected = make(case), make(dataclasses.replace(case, offset=0))
+    module.update_list(lists, 3, options, also)
+    assert_guards_untouched(itertools.chain(*lists.positional()))
+    new = update_apart(module, case, expected, 3, options, also)
+    assert_stored(lists, new, case)
+    assert_same_bits(lists._replace(states=(), scales=()), expected._replace(states=(), scales=()), case)
+    return lists
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.packs], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_everything_in_one_pass_is_what_it_is_apart_with_every_instruction_set(kind: Kind) -> None:
+    """And those with a fused multiply-add give the same bits."""
+    for case in all_cases(kind):
+        _, *fused = [updated(case, isa) for isa in ISAS]
+        for lists in fused[1:]:
+            assert_same_bits(lists, fused[0], case)
+
+
+PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
+
+
 @pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
-def test_packed_states_are_refused_where_there_are_none_and_it_is_said_what_to_pass(kind, storage):
-    case = Case(storage=storage, lengths=(300,), kind=kind)
-    lists = make(case).lists
-    before = copy_of(lists)
-    with pytest.raises(OpArgumentError, match="does not support states in bytes") as caught:
-        load(kind).update_list(lists, 1, list(kind.options.values()), case.settings())
-    assert "stochastic=False" in caught.value.remedy
-    assert_unchanged(lists, before)
+@pytest.mark.parametrize("places", [PLACES, ()], ids=["given", "indices"])
+def test_random_bits_are_those_of_the_places(adam_of_isa, storage, places):
+    case = Case(torch.bfloat16, storage=storage, lengths=(300, 5000, 17, 0, 700, 1))
+    also = case.settings(seed=5)
+    together, alone = make(case), make(case)
+    adam_of_isa.update_list(together._replace(places=places), 3, list(ADAM.options.values()), also)
+    for i, place in enumerate(places or range(6)):
+        states, scales = ([[each[i]] for each in lists] for lists in (alone.states, alone.scales))
+        one = TensorLists([alone.params[i]], [alone.grads[i]], states, scales, (), [place])
+        adam_of_isa.update_list(one, 3, list(ADAM.options.values()), also)
+    assert_same_bits(together, alone)

@@ -1,6 +1,6 @@
 """Moments in fewer bytes: what random rounding and 8-bit blocks keep of the values given to them.
 
-That the op does just this, bit for bit, on every instruction set, type and length, is in test_list_form.py.
+That the op does just this on every instruction set, type and length, is in test_native_optimizers.py.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ import torch
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from tests.support.list_cases import LARGEST, ZERO, assert_near_8bit, step_of
 from tests.support.optimizer_reference import ADAM
-from tests.support.packed_reference import (
-    LARGEST,
-    LEAST_SCALE,
-    ZERO,
-    decode_8bit,
-    encode_8bit,
-)
 
-NAMES = ("exp_avg", "exp_avg_sq")
+LEAST_SCALE = {False: 2.0**-126, True: 2.0**-115}
 
 # With these the moments become the gradient and its square, and the parameter stays.
 KEEP_NOTHING = list({**ADAM.options, "lr": 0.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0}.values())
@@ -37,31 +31,22 @@ def sigmas(probability_of_failure: float = 1e-9) -> float:
 
 
 def zeros(numel: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-    return [[torch.zeros(numel, dtype=dtype)] for _ in NAMES]
+    return [[torch.zeros(numel, dtype=dtype)] for _ in range(2)]
 
 
-def blocks(numel: int) -> int:
-    return -(-numel // QUANT_BLOCK)
-
-
-def as_bfloat16(module: HostOp, values: torch.Tensor, step: int = 1, seed: int = 0) -> list[torch.Tensor]:
-    """``values`` and their squares as the op stores them with random rounding."""
-    states = zeros(values.numel(), torch.bfloat16)
-    lists = TensorLists([torch.zeros_like(values)], [values], states)
-    module.update_list(lists, step, KEEP_NOTHING, Pass(stochastic=True, seed=seed))
-    return [states[0][0], states[1][0]]
-
-
-def as_8bit(module: HostOp, values: torch.Tensor, step: int = 1, seed: int = 0) -> TensorLists:
-    """``values`` and their squares as the op packs them."""
-    scales = zeros(blocks(values.numel()), torch.float32)
-    lists = TensorLists([torch.zeros_like(values)], [values], zeros(values.numel(), torch.uint8), scales)
-    module.update_list(lists, step, KEEP_NOTHING, Pass(seed=seed))
+def stored(module: HostOp, dtype: torch.dtype, values: torch.Tensor, step: int = 1, seed: int = 0) -> TensorLists:
+    """``values`` and their squares as the op stores them, in bfloat16 with random rounding, or in bytes."""
+    is_scaled = dtype == torch.uint8
+    scales = zeros(-(-values.numel() // QUANT_BLOCK), torch.float32) if is_scaled else ()
+    lists = TensorLists([torch.zeros_like(values)], [values], zeros(values.numel(), dtype), scales)
+    module.update_list(lists, step, KEEP_NOTHING, Pass(stochastic=not is_scaled, seed=seed))
     return lists
 
 
 def decoded(lists: TensorLists) -> list[torch.Tensor]:
-    return [decode_8bit(lists.states[k][0], lists.scales[k][0], k == 1) for k in range(2)]
+    if not lists.scales:
+        return [state.float() for (state,) in lists.states]
+    return [packed_states.decoded(lists.states[k][0], lists.scales[k][0], k == 1) for k in range(2)]
 
 
 def spread(numel: int, seed: int = 0, decades: float = 6.0) -> torch.Tensor:
@@ -70,27 +55,43 @@ def spread(numel: int, seed: int = 0, decades: float = 6.0) -> torch.Tensor:
     return torch.randn(numel, generator=generator) * 10 ** (-decades * torch.rand(numel, generator=generator))
 
 
-# bfloat16, rounded at random -----------------------------------------------------------------------
+# Random rounding -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", range(2))
-@pytest.mark.parametrize("fraction", [2**-12, 0.9])
-def test_bfloat16_is_rounded_up_as_often_as_its_value_says(cpu_adam, fraction, state):
-    """The mean of n roundings, each up with probability f, is off by sqrt(f (1 - f) / n) typically."""
-    numel = 1_000_000
-    wanted = 1 + 2.0**-7 * fraction
-    value = torch.tensor(wanted if state == 0 else wanted**0.5).float()
-    exact = value.double() if state == 0 else (value * value).double()
-    probability = ((exact - 1) * 2**7).item()
-    stored = as_bfloat16(cpu_adam, value.repeat(numel))[state]
-    share = (stored.double() > 1).double().mean().item()
-    assert abs(share - probability) <= sigmas() * math.sqrt(probability * (1 - probability) / numel)
+@pytest.mark.parametrize(
+    ("dtype", "magnitude"),
+    [
+        (torch.bfloat16, 1 + 2.0**-19),
+        (torch.bfloat16, 1 + 0.9 * 2.0**-7),
+        (torch.uint8, 0.0101),
+        (torch.uint8, 2.0**-33 * 1.1),
+    ],
+)
+def test_rounding_is_unbiased(cpu_adam, dtype, state, magnitude):
+    """The mean of n roundings is off by their deviation over the root of n typically.
+
+    Of the 20 bits that an 8-bit code has not, 16 are random and 4 are zero, a bias of 2**-17 of a step; the place
+    itself is rounded to the last of them.
+    """
+    values = torch.full((2000 * QUANT_BLOCK,), magnitude if state == 0 else magnitude**0.5)
+    exact = values[1].item() if state == 0 else (values[1] * values[1]).item()
+    bias = 0.0
+    if dtype == torch.uint8:
+        values[::QUANT_BLOCK] = LARGEST[state == 1] if state == 0 else LARGEST[True] ** 0.5  # a scale of 1
+        bias = 2.0**-16 * step_of(torch.tensor(exact), state == 1).item() + 2.0**-21 * exact
+    found = decoded(stored(cpu_adam, dtype, values))[state].double()
+    found = found[torch.arange(len(found)) % QUANT_BLOCK != 0]
+    assert found.unique().numel() == 2
+    assert abs(found.mean().item() - exact) <= sigmas() * found.std().item() / math.sqrt(len(found)) + bias
 
 
 def test_roundings_of_one_element_in_many_steps_are_independent(cpu_adam):
     numel, steps = 512, 400
     value = torch.full((numel,), 1 + 2.0**-8)
-    ups = torch.stack([as_bfloat16(cpu_adam, value, step)[0] > 1 for step in range(1, steps + 1)]).double()
+    ups = torch.stack(
+        [stored(cpu_adam, torch.bfloat16, value, step).states[0][0] > 1 for step in range(1, steps + 1)]
+    ).double()
     signs = 2 * ups - 1  # +1 or -1, of mean 0 and variance 1
     limit = sigmas(1e-9 / numel)
     assert (signs.mean(dim=0).abs() <= limit / math.sqrt(steps)).all()
@@ -99,11 +100,10 @@ def test_roundings_of_one_element_in_many_steps_are_independent(cpu_adam):
         assert products.mean().abs() <= sigmas() / math.sqrt(products.numel())
 
 
-@pytest.mark.parametrize("packing", [as_bfloat16, as_8bit])
-def test_seed_step_and_place_give_the_random_bits(cpu_adam, packing):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
+def test_seed_step_and_place_give_the_random_bits(cpu_adam, dtype):
     def bits(step: int = 5, seed: int = 7) -> torch.Tensor:
-        result = packing(cpu_adam, spread(3000), step, seed)
-        return (result.states[0][0] if isinstance(result, TensorLists) else result[0]).view(torch.uint8)
+        return stored(cpu_adam, dtype, spread(3000), step, seed).states[0][0]
 
     assert torch.equal(bits(), bits())
     for other in (bits(step=6), bits(seed=8), bits(seed=-7), bits(step=7, seed=5)):
@@ -116,68 +116,25 @@ def test_seed_step_and_place_give_the_random_bits(cpu_adam, packing):
 def test_8bit_values_are_within_a_step_of_what_was_stored(cpu_adam):
     for numel, decades in itertools.product((1, 7, 255, 256, 257, 5000), (1, 4, 12)):
         values = spread(numel, numel, decades)
-        lists = as_8bit(cpu_adam, values)
-        for k, actual in enumerate(decoded(lists)):
-            exact = (values if k == 0 else values * values).double()
-            scale = lists.scales[k][0].double().repeat_interleave(QUANT_BLOCK)[:numel]
-            step = step_of(exact.abs() / scale, k == 1) * scale
-            # Scaling, unscaling and the scale itself are rounded, each once.
-            assert ((actual.double() - exact).abs() <= step * (1 + 2.0**-21) + 4 * 2.0**-24 * exact.abs()).all()
+        lists = stored(cpu_adam, torch.uint8, values)
+        for k, exact in enumerate((values, values * values)):
+            assert_near_8bit(lists.states[k][0], lists.scales[k][0], exact, k == 1)
 
 
-def step_of(scaled: torch.Tensor, non_negative: bool) -> torch.Tensor:
-    """The distance between the codes around a value: an eighth of the power of two at or below its place."""
-    return 2.0 ** torch.floor(torch.log2(scaled + ZERO[non_negative])) / 8
-
-
-@pytest.mark.parametrize("state", range(2))
-@pytest.mark.parametrize("magnitude", [0.0101, 2.0**-33 * 1.1])
-def test_8bit_rounding_is_unbiased(cpu_adam, state, magnitude):
-    """In codes' distances: the mean of n roundings up with probability f is off by sqrt(f (1 - f) / n).
-
-    Of the 20 bits that a code has not, 16 are random and 4 are zero, a bias of 2**-17; the place itself is rounded to
-    the last of them.
-    """
-    numel = 200 * QUANT_BLOCK
-    top = LARGEST[state == 1]
-    values = torch.full((numel,), magnitude if state == 0 else magnitude**0.5)
-    values[::QUANT_BLOCK] = top if state == 0 else top**0.5  # a scale of 1
-    lists = as_8bit(cpu_adam, values)
-    assert ((lists.scales[state][0] - 1).abs() <= 2.0**-22).all()
-    exact = values[1].item() if state == 0 else (values[1] * values[1]).item()
-    step = step_of(torch.tensor(exact), state == 1).item()
-    chosen = torch.arange(numel) % QUANT_BLOCK != 0
-    mean = decoded(lists)[state][chosen].double().mean().item()
-    fraction = ((exact + ZERO[state == 1]) / step) % 1
-    deviation = math.sqrt(fraction * (1 - fraction) / chosen.sum().item())
-    assert abs(mean - exact) <= (sigmas() * deviation + 2.0**-16) * step + 2.0**-21 * exact
-
-
-def test_zero_stays_zero(adam_of_isa):
-    """A second moment of zero does in a block of zeros; beside others it becomes the smallest code."""
+def test_zero_stays_zero_and_a_divisor_that_is_not_never_becomes_it(adam_of_isa):
+    """A second moment of zero does in a block of zeros; beside others it becomes the smallest code, as a tiny one."""
     values = spread(3000)
     values[::3] = 0
+    values[1::3] = 1e-37**0.5
     values[512:1024] = 0  # whole blocks
     of_zeros = torch.arange(3000) // QUANT_BLOCK // 2 == 1
     for step in range(1, 6):
-        lists = as_8bit(adam_of_isa, values, step)
+        lists = stored(adam_of_isa, torch.uint8, values, step)
         first, second = decoded(lists)
         assert (first[values == 0] == 0).all()
         assert (second[of_zeros] == 0).all()
-        assert (lists.states[1][0][(values == 0) & ~of_zeros] == 1).all()
-
-
-@pytest.mark.parametrize("ratio", [1e-3, 1e-37])
-def test_a_second_moment_that_is_not_zero_never_becomes_zero(cpu_adam, ratio):
-    """It is a divisor. Below the smallest code it becomes that code."""
-    values = torch.full((1000,), ratio**0.5)
-    values[::QUANT_BLOCK] = 1.0
-    for step in range(1, 6):
-        lists = as_8bit(cpu_adam, values, step)
-        second = decoded(lists)[1]
-        assert (second > 0).all()
-        if ratio < 1e-11:
-            assert (lists.states[1][0][values < 1] == 1).all()
+        assert (second[~of_zeros] > 0).all()
+        assert (lists.states[1][0][(values.abs() < 1e-18) & ~of_zeros] == 1).all()
 
 
 @pytest.mark.parametrize("state", range(2))
@@ -187,7 +144,7 @@ def test_a_block_without_a_scale_counts_as_zero(cpu_adam, state):
         values = torch.full((512,), magnitude if state == 0 else magnitude**0.5)
         values[:256] = 1.0
         values[1] = 0.0
-        lists = as_8bit(cpu_adam, values)
+        lists = stored(cpu_adam, torch.uint8, values)
         actual = decoded(lists)[state]
         assert (actual[2:256] > 0).all()
         if is_kept:
@@ -204,10 +161,10 @@ def test_a_block_without_a_scale_counts_as_zero(cpu_adam, state):
 @pytest.mark.parametrize("place", [0, 300, 599])
 def test_a_value_that_is_not_finite_makes_its_own_block_nan(adam_of_isa, value, place):
     values = spread(600, decades=2)
-    clean = decoded(as_8bit(adam_of_isa, values))
+    clean = decoded(stored(adam_of_isa, torch.uint8, values))
     values[place] = value
     block = torch.arange(600) // QUANT_BLOCK == place // QUANT_BLOCK
-    for actual, before in zip(decoded(as_8bit(adam_of_isa, values)), clean, strict=True):
+    for actual, before in zip(decoded(stored(adam_of_isa, torch.uint8, values)), clean, strict=True):
         assert actual[block].isnan().all()
         assert torch.equal(actual[~block], before[~block])
 
@@ -234,10 +191,8 @@ def test_second_moments_decay_on_average_as_float32_ones_do(cpu_adam):
 
     stochastic = TensorLists(params, grads, [[torch.zeros(numel).bfloat16()], [start.bfloat16()]])
     decay_of(cpu_adam, stochastic, steps, stochastic=True)
-    codes, scales = encode_8bit(start, torch.full((numel,), 2**15), True)
-    packed = TensorLists(params, grads, zeros(numel, torch.uint8), zeros(blocks(numel), torch.float32))
-    packed.states[1][0].copy_(codes)
-    packed.scales[1][0].copy_(scales)
+    packed = TensorLists(params, grads, zeros(numel, torch.uint8), zeros(numel // QUANT_BLOCK, torch.float32))
+    packed.states[1][0], packed.scales[1][0] = packed_states.encoded(start, True)
     start_8bit = decoded(packed)[1]
     decay_of(cpu_adam, packed, steps, stochastic=False)
     for values, begin in ((stochastic.states[1][0].float(), start), (decoded(packed)[1], start_8bit)):
@@ -256,14 +211,15 @@ def test_second_moments_decay_on_average_as_float32_ones_do(cpu_adam):
 def test_python_reads_and_writes_the_same_format(numel, non_negative):
     values = spread(numel, 3, 8)
     values = values * values if non_negative else values
-    packed, packed_scales = packed_states.encoded(values, non_negative)
-    assert torch.equal(
-        packed_states.decoded(packed, packed_scales, non_negative),
-        decode_8bit(packed, packed_scales, non_negative),
-    )
-    halves = torch.full((numel,), 2**15)  # rounding up from the middle on is rounding to nearest
-    codes, scales = encode_8bit(values, halves, non_negative)
-    assert torch.allclose(packed_scales, scales, rtol=2.0**-22, atol=0)
-    # A scale or factor that is rounded differently moves a value across the middle of two codes now and then.
-    assert ((packed.int() - codes.int()).abs() <= 1).all()
-    assert (packed != codes).float().sum() <= 1 + numel * 0.01
+    assert_near_8bit(*packed_states.encoded(values, non_negative), values, non_negative)
+
+
+def test_every_code_stands_for_what_the_format_says():
+    """Exponents and fractions of the code, less one, times the place of zero. Zero has no sign."""
+    code = torch.arange(256)
+    for non_negative, zero in ZERO.items():
+        magnitude = code if non_negative else code & 0x7F
+        values = (torch.ldexp(1 + (magnitude & 7) / 8, magnitude >> 3) - 1) * zero
+        if not non_negative:
+            values = torch.where((code >= 0x80) & (magnitude != 0), -values, values)
+        assert torch.equal(packed_states.decoded(code.byte(), torch.ones(1), non_negative), values)

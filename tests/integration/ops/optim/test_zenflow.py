@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ from tests.support.environments import ROOT
 ID = 4711
 OPTIONS = (0.1, 0.9, 0.99, 1e-8, 0.01, True)  # lr, beta1, beta2, eps, weight_decay, bias_correction
 WAIT_S = 120.0
+
+
+@pytest.fixture
+def adam() -> Iterator[Any]:
+    """The op with an optimizer."""
+    op = CPUAdamBuilder().load()
+    op.create_adam(ID)
+    yield op
+    op.destroy_adam(ID)
 
 
 def make_group(dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
@@ -50,25 +60,21 @@ def submit(adam: Any, control: torch.Tensor, state: int, step: int, groups: int)
     adam.zenflow_adam_submit(control.data_ptr(), state, step, *([option] * groups for option in OPTIONS))
 
 
-def test_another_process_makes_the_same_steps() -> None:
-    adam = CPUAdamBuilder().load()
+def test_another_process_makes_the_same_steps(adam: Any) -> None:
     groups = [make_group(torch.float32, 100_003), make_group(torch.bfloat16, 7)]
     expected = [[tensor.clone() for tensor in group] for group in groups]
     control = new_control(adam, len(groups))
     cpus = [min(os.sched_getaffinity(0))]
     worker = torch.multiprocessing.get_context("spawn").Process(target=run_worker, args=(groups, control, cpus))
     worker.start()
-    adam.create_adam(ID)
     try:
         for step in (1, 2, 3):
             state = step % 2
             submit(adam, control, state, step, len(groups))
             assert adam.zenflow_adam_wait(control.data_ptr(), WAIT_S)
-            for group in expected:
-                chosen = [group[0], group[1 + state], group[3 + state], group[5 + state]]
-                adam.adam_update(ID, step, *OPTIONS, *chosen)
-                group[7].copy_(group[0])
             for group, right in zip(groups, expected, strict=True):
+                adam.adam_update(ID, step, *OPTIONS, right[0], *right[1 + state : 7 : 2])
+                right[7].copy_(right[0])
                 assert all(map(torch.equal, group, right))
         # The worker makes a submitted step before it ends, also without a wait.
         submit(adam, control, 0, 4, len(groups))
@@ -76,7 +82,6 @@ def test_another_process_makes_the_same_steps() -> None:
         worker.join(WAIT_S)
         assert worker.exitcode == 0
     finally:
-        adam.destroy_adam(ID)
         worker.kill()
     assert adam.zenflow_adam_wait(control.data_ptr(), 0.0)
     assert not adam.zenflow_adam_wait(control.data_ptr(), 0.01)
@@ -109,7 +114,7 @@ def test_a_worker_ends_when_its_trainer_was_killed() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda adam, _: adam.zenflow_adam_create(ID, []), f"No Adam optimizer with id {ID}"),
+        (lambda adam, _: adam.zenflow_adam_create(ID + 1, []), f"No Adam optimizer with id {ID + 1}"),
         (lambda adam, at: adam.zenflow_adam_run_worker(77, at), "No worker has the handle 77"),
         (lambda adam, at: adam.zenflow_adam_ctrl_init(at, 0), "groups is 0"),
         (lambda adam, at: adam.zenflow_adam_ctrl_init(at, MAX_GROUPS + 1), f"groups is {MAX_GROUPS + 1}"),
@@ -118,28 +123,21 @@ def test_a_worker_ends_when_its_trainer_was_killed() -> None:
         (lambda adam, at: adam.zenflow_adam_submit(at, 0, 1, [-1.0], *([o] for o in OPTIONS[1:])), "lr is -1"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_submitted(call: Any, text: str) -> None:
-    adam = CPUAdamBuilder().load()
+def test_what_does_not_fit_is_refused_and_nothing_is_submitted(adam: Any, call: Any, text: str) -> None:
     control = new_control(adam, 1)
     with pytest.raises(OpArgumentError, match=text):
         call(adam, control.data_ptr())
     assert not adam.zenflow_adam_wait(control.data_ptr(), 0.0)
 
 
-def test_a_worker_must_have_all_groups_of_its_control_block() -> None:
-    adam = CPUAdamBuilder().load()
-    control = new_control(adam, 2)
-    adam.create_adam(ID)
-    try:
-        handle = adam.zenflow_adam_create(ID, [])
-        group = make_group(torch.float32, 4)
-        with pytest.raises(OpArgumentError, match="stale has 3 elements"):
-            adam.zenflow_adam_register_group(handle, *group[:7], group[7][:3])
-        adam.zenflow_adam_register_group(handle, *group)
-        with pytest.raises(OpArgumentError, match="has 1 groups, the control block 2"):
-            adam.zenflow_adam_run_worker(handle, control.data_ptr())
-        adam.zenflow_adam_destroy(handle)
-        with pytest.raises(OpArgumentError, match="No worker has the handle"):
-            adam.zenflow_adam_run_worker(handle, control.data_ptr())
-    finally:
-        adam.destroy_adam(ID)
+def test_a_worker_must_have_all_groups_of_its_control_block(adam: Any) -> None:
+    control, group = new_control(adam, 2), make_group(torch.float32, 4)
+    handle = adam.zenflow_adam_create(ID, [])
+    with pytest.raises(OpArgumentError, match="stale has 3 elements"):
+        adam.zenflow_adam_register_group(handle, *group[:7], group[7][:3])
+    adam.zenflow_adam_register_group(handle, *group)
+    with pytest.raises(OpArgumentError, match="has 1 groups, the control block 2"):
+        adam.zenflow_adam_run_worker(handle, control.data_ptr())
+    adam.zenflow_adam_destroy(handle)
+    with pytest.raises(OpArgumentError, match="No worker has the handle"):
+        adam.zenflow_adam_run_worker(handle, control.data_ptr())

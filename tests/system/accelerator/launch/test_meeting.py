@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, wait_until, write_scripts
+from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, write_scripts
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CPUS == 0, reason="needs Linux")]
 

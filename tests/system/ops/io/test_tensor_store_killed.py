@@ -12,27 +12,22 @@ import pytest
 from op_builder import env
 from op_builder.ops import TensorStore
 from tests import support
-from tests.support.files import wait_until
 
 pytestmark = pytest.mark.slow
 
 
 def start_writer(mode: str, directory: Path) -> subprocess.Popen[str]:
     command = [sys.executable, Path(support.__file__).with_name("killed_writer.py"), mode, directory]
-    environment = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
+    # The kernel closes the files of a killed process's io_uring a moment after the process.
+    environment = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path), ACCEL_AIO_ENGINE="threads")
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def numbers(mode: str, directory: Path) -> list[list[int]]:
-    """The lines that a writer prints."""
-    writer = start_writer(mode, directory)
-    output, _ = writer.communicate(timeout=600)
-    assert writer.returncode == 0
-    return [list(map(int, line.split())) for line in output.splitlines()]
-
-
 def test_a_writer_killed_at_any_step_leaves_the_old_value_or_the_new(tmp_path: Path) -> None:
-    values, files_before, files_after = zip(*numbers("steps", tmp_path), strict=True)
+    with start_writer("steps", tmp_path) as writer:
+        output, _ = writer.communicate(timeout=600)
+    assert writer.returncode == 0
+    values, files_before, files_after = zip(*(map(int, line.split()) for line in output.splitlines()), strict=True)
     assert len(values) > 10
     assert set(values) == {0, 1}
     assert list(values) == sorted(values), "once it is the new one, it stays so"
@@ -54,5 +49,5 @@ def test_processes_share_a_directory(tmp_path: Path) -> None:
         for writer in writers:
             writer.kill()
             writer.communicate()
-    # The kernel closes a killed process's io_uring, and with it the locked file, a moment after the process.
-    wait_until(lambda: TensorStore(tmp_path).names() == ["x"] and os.listdir(tmp_path) == ["x.safetensors"])
+    assert TensorStore(tmp_path).names() == ["x"]
+    assert os.listdir(tmp_path) == ["x.safetensors"]

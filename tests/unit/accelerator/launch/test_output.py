@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.launch.output import Failure, Relay, exit_status
-from tests.support.launching import wait_until
+from tests.support.waiting import wait_until
 
 FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-import torch
 
 from op_builder.errors import CommunicationError
 from op_builder.ops.comm.work import CollectiveWork, WorkQueue
@@ -144,20 +143,6 @@ def test_callbacks_use_the_queue_however_deep_and_block_nobody(queue: WorkQueue)
         assert all(work.get_future().then(lambda _: queue.submit(lambda: None, []).wait()).wait() for work in works)
     finally:
         release.set()
-
-
-def test_functions_and_callbacks_run_with_the_thread_local_state_of_the_caller(queue: WorkQueue) -> None:
-    def state(_: object = None) -> tuple[bool, bool, str]:
-        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_device())
-
-    seen = []
-    with busy(queue), torch.inference_mode(), torch.device("meta"):
-        expected = state()
-        work = queue.submit(lambda: seen.append(state()), [])
-        future = work.get_future().then(state)
-    assert work.wait()
-    assert seen == [expected]
-    assert future.wait() == expected != state()
 
 
 def test_a_closed_queue_fails_what_waits_takes_nothing_and_has_no_thread(

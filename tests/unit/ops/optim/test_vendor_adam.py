@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,15 +26,13 @@ def adam() -> VendorAdam:
 
 def make_lists(dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    lists = [[torch.rand(n, generator=generator) for n in (1, 17)] for _ in range(4)]
-    return [[tensor.to(dtype) for tensor in lists[0]], [tensor.to(dtype) for tensor in lists[1]], *lists[2:]]
+    types = (dtype, dtype, torch.float32, torch.float32)
+    return [[torch.rand(n, generator=generator).to(each) for n in (1, 17)] for each in types]
 
 
-class OnDevice:
+def on_device(device: str) -> Any:
     """A tensor of a vendor's device, as far as the op looks at it."""
-
-    def __init__(self, device: str) -> None:
-        self.device = SimpleNamespace(type=device)
+    return SimpleNamespace(device=SimpleNamespace(type=device))
 
 
 @pytest.mark.parametrize("mode", [0, 1])
@@ -53,15 +53,19 @@ def test_torch_code_equals_torchs_optimizers(adam: VendorAdam, mode: int) -> Non
 
 def test_a_set_flag_skips_and_bad_arguments_are_refused(adam: VendorAdam) -> None:
     lists = make_lists(torch.bfloat16)
-    before = [[tensor.clone() for tensor in tensors] for tensors in lists]
+    before = copy.deepcopy(lists)
     adam.multi_tensor_adam(2048, torch.ones(1, dtype=torch.int32), lists, *NUMBERS, 1, 1, True, 0.1)
-    for wrong, mode in ((lists[:3], 1), ([*lists[:3], lists[3][:1]], 1), (lists, 2)):
+    for wrong, step, mode, weight_decay in (
+        (lists[:3], 1, 1, 0.1),
+        ([*lists[:3], lists[3][:1]], 1, 1, 0.1),
+        (lists, 1, 2, 0.1),
+        (lists, 0, 1, 0.1),
+        (lists, 1.5, 1, 0.1),
+        (lists, 1, 1, -0.1),
+    ):
         with pytest.raises(OpArgumentError):
-            adam.multi_tensor_adam(2048, None, wrong, *NUMBERS, 1, mode, True, 0.1)
-    for step, weight_decay in ((0, 0.1), (1.5, 0.1), (1, -0.1)):
-        with pytest.raises(OpArgumentError):
-            adam.multi_tensor_adam(2048, None, lists, *NUMBERS, step, 1, True, weight_decay)
-    assert all(torch.equal(a, b) for one, two in zip(lists, before, strict=True) for a, b in zip(one, two, strict=True))
+            adam.multi_tensor_adam(2048, None, wrong, *NUMBERS, step, mode, True, weight_decay)
+    assert all(map(torch.equal, itertools.chain(*lists), itertools.chain(*before)))
 
 
 @pytest.mark.parametrize(("device", "namespace"), [("mlu", "torch_mlu"), ("sdaa", "sdaa")])
@@ -72,7 +76,7 @@ def test_the_vendors_function_gets_the_lists(
     fake = SimpleNamespace(fused_adam=lambda *given: calls.append(given))
     monkeypatch.setattr(torch.ops, namespace, fake, raising=False)
     flag = torch.zeros(1, dtype=torch.int32)
-    lists = [[OnDevice(device)] for _ in range(4)]
+    lists = [[on_device(device)] for _ in range(4)]
     adam.multi_tensor_adam(2048, flag, lists, *NUMBERS, 3, 1, True, 0.1)
     assert calls == [(flag, *lists, *NUMBERS, 3, 1, True, 0.1)]
 
@@ -82,7 +86,7 @@ def test_the_npus_function_gets_powers_of_the_steps_before(adam: VendorAdam, mon
     vendor = ModuleType("torch_npu")
     vendor.npu_apply_adam_w = lambda *given, out: calls.append((*given, out))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_npu", vendor)
-    grad, param, m, v = (OnDevice("npu") for _ in range(4))
+    grad, param, m, v = (on_device("npu") for _ in range(4))
     lists = [[grad], [param], [m], [v]]
     adam.multi_tensor_adam(2048, None, lists, *NUMBERS, 3, 1, True, 0.1)
     adam.multi_tensor_adam(2048, None, lists, *NUMBERS, 3, 1, False, 0.1)

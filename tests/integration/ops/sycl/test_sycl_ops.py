@@ -1,4 +1,4 @@
-"""The functions with SYCL kernels, on the SYCL CPU device."""
+"""The functions with SYCL kernels, and the front ends of the fused optimizers, on the SYCL CPU device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.errors import OpArgumentError
-from op_builder.ops import dequantize_blocks, packbits, quantize_blocks, rms_norm, unpackbits
-from op_builder.xpu import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
+from op_builder.errors import AccelError, OpArgumentError
+from op_builder.ops import (
+    FusedLion,
+    SYCLFusedAdam,
+    SYCLFusedLion,
+    dequantize_blocks,
+    packbits,
+    quantize_blocks,
+    rms_norm,
+    unpackbits,
+)
+from op_builder.xpu import BlockQuantizeBuilder, FusedAdamBuilder, PackBitsBuilder, RMSNormBuilder
+from tests.support.fused_cases import apply
+from tests.support.optimizer_reference import ADAM, make_tensors
 from tests.support.sycl_ops import needs_runtime
 from tests.support.threads import in_threads
+from tests.support.training_tensors import Tensors
 
 pytestmark = needs_runtime
 
@@ -44,12 +56,9 @@ def test_bits_are_packed_and_unpacked_as_numpy_does(shape, bitorder):
     assert torch.equal(unpackbits(packed, shape[-1], bitorder), (x != 0).to(torch.uint8))
     whole = np.unpackbits(expected, axis=-1, bitorder=bitorder)
     assert (unpackbits(packed, bitorder=bitorder).numpy() == whole).all()
-
-
-def test_bools_views_and_unaligned_tensors_are_packed():
-    storage = random_bytes((4, 105))
-    for x in (storage != 0, storage[:, 3:], storage.t(), storage.reshape(-1)[5:]):
-        assert (packbits(x).numpy() == np.packbits(x.numpy(), axis=-1)).all()
+    storage = x.reshape(-1)
+    for other in (x != 0, storage[5:], storage.repeat(2, 1).t()):  # bools, unaligned, not contiguous
+        assert (packbits(other, bitorder).numpy() == np.packbits(other.numpy(), axis=-1, bitorder=bitorder)).all()
 
 
 def test_nothing_beyond_the_packed_bytes_is_touched():
@@ -62,24 +71,6 @@ def test_nothing_beyond_the_packed_bytes_is_touched():
         packed = torch.zeros((columns + 7) // 8, dtype=torch.uint8)
         module.ops.unpack.default(packed, storage[1:-1], columns, True)
         assert storage.tolist() == [77] + [0] * columns + [77]
-
-
-BAD_BITS = [
-    (lambda: packbits(torch.ones(3)), "x is of type Float; uint8 or bool"),
-    (lambda: packbits(torch.ones((), dtype=torch.uint8)), "x has no dimension"),
-    (lambda: packbits(torch.ones(3, dtype=torch.uint8), "middle"), "bitorder is 'middle'"),
-    (lambda: packbits([1, 0]), "x is of type list"),
-    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17, which does not fit 2 bytes per row"),
-    (lambda: packbits(torch.ones(3, dtype=torch.uint8, device="meta")), "x is on device meta"),
-    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3, which does not fit 0 bytes per row"),
-    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 9.5), "count is 9.5"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), BAD_BITS)
-def test_what_cannot_be_packed_is_refused(call, message):
-    with pytest.raises(OpArgumentError, match=message):
-        call()
 
 
 # Quantisation ------------------------------------------------------------------------------------
@@ -132,7 +123,7 @@ def test_blocks_are_quantised_within_half_a_scale(bits, largest, dtype, block_si
 
 
 @pytest.mark.parametrize(("bits", "largest"), [(8, 127), (4, 7)])
-def test_blocks_become_zeros_below_the_smallest_scale_alone(bits, largest):
+def test_blocks_become_zeros_below_the_smallest_scale_alone_and_the_largest_numbers_do_not_overflow(bits, largest):
     smallest = torch.tensor(largest * 2.0**-126)
     below = torch.nextafter(smallest, torch.zeros(()))
     x = torch.zeros(1024)
@@ -143,6 +134,8 @@ def test_blocks_become_zeros_below_the_smallest_scale_alone(bits, largest):
     assert not back[:256].any()
     assert not back[512:].any()
     assert back[300] == smallest
+    largest_numbers = torch.full((256,), torch.finfo(torch.float32).max)
+    assert dequantize_blocks(*quantize_blocks(largest_numbers, bits), (256,)).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -156,40 +149,6 @@ def test_a_block_with_an_infinity_or_nan_comes_back_as_nan_and_others_as_they_we
     assert back[256:512].isnan().all()
     assert back[:256].isfinite().all()
     assert back[512:].isfinite().all()
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_the_largest_numbers_do_not_overflow(bits):
-    x = torch.full((256,), torch.finfo(torch.float32).max)
-    assert dequantize_blocks(*quantize_blocks(x, bits), x.shape).isfinite().all()
-
-
-def one_block() -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_blocks(torch.ones(64), 8)
-
-
-BAD_BLOCKS = [
-    (lambda: quantize_blocks(torch.ones(8, dtype=torch.float64)), "x is of type Double"),
-    (lambda: quantize_blocks(torch.ones(8), 5), "bits is 5"),
-    (lambda: quantize_blocks(torch.ones(8), 8, 7), "block_size is 7"),
-    (lambda: quantize_blocks(torch.ones(8, requires_grad=True)), "x requires a gradient"),
-    (lambda: dequantize_blocks(*one_block(), (65,)), r"does not match 8 bits per element of shape \(65,\)"),
-    (lambda: dequantize_blocks(*one_block(), (64,), block_size=16), "scales has 1 elements of type Float; 4"),
-    (lambda: dequantize_blocks(*one_block(), (64,), torch.float64), "dtype is torch.float64"),
-    (lambda: dequantize_blocks(one_block()[0].float(), one_block()[1], (64,)), "codes has 64 elements of type Float"),
-    (lambda: dequantize_blocks(*one_block(), (-1,)), r"shape is \(-1,\)"),
-    (lambda: dequantize_blocks(*one_block(), (64.0,)), "a length in shape is 64.0"),
-    (lambda: dequantize_blocks(*one_block(), 64), "shape is 64"),
-    (lambda: quantize_blocks(torch.ones(8), bits=8.0), "bits is 8.0"),
-    (lambda: quantize_blocks(torch.ones(8), block_size=2**63), "block_size is 9223372036854775808"),
-    (lambda: quantize_blocks(torch.ones(0, dtype=torch.float64)), "x is of type Double"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), BAD_BLOCKS)
-def test_what_cannot_be_quantised_is_refused(call, message):
-    with pytest.raises(OpArgumentError, match=message):
-        call()
 
 
 # RMSNorm -----------------------------------------------------------------------------------------
@@ -233,12 +192,9 @@ def test_rows_are_normalised_as_in_float64(dtype, weight_dtype, with_residual):
         assert ((out.double() - result).abs() <= bound).all()
 
 
-def test_empty_rows_and_no_rows_give_nothing():
+def test_empty_rows_give_nothing_and_nan_stays_in_its_row():
     assert rms_norm(torch.ones(0, 5), torch.ones(5)).shape == (0, 5)
     assert rms_norm(torch.ones(5, 0), torch.ones(0)).shape == (5, 0)
-
-
-def test_infinities_and_nan_stay_in_their_rows():
     x = torch.ones(3, 20)
     x[1, 3] = float("nan")
     out = rms_norm(x, torch.ones(20))
@@ -247,8 +203,39 @@ def test_infinities_and_nan_stay_in_their_rows():
     assert out[0].isfinite().all()
 
 
+# All of them -------------------------------------------------------------------------------------
+
+
 X = torch.ones(4, 8)
-BAD_NORMS = [
+
+
+def one_block() -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_blocks(torch.ones(64), 8)
+
+
+REFUSED = [
+    (lambda: packbits(torch.ones(3)), "x is of type Float; uint8 or bool"),
+    (lambda: packbits(torch.ones((), dtype=torch.uint8)), "x has no dimension"),
+    (lambda: packbits(torch.ones(3, dtype=torch.uint8), "middle"), "bitorder is 'middle'"),
+    (lambda: packbits([1, 0]), "x is of type list"),
+    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17, which does not fit 2 bytes per row"),
+    (lambda: packbits(torch.ones(3, dtype=torch.uint8, device="meta")), "x is on device meta"),
+    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3, which does not fit 0 bytes per row"),
+    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 9.5), "count is 9.5"),
+    (lambda: quantize_blocks(torch.ones(8, dtype=torch.float64)), "x is of type Double"),
+    (lambda: quantize_blocks(torch.ones(8), 5), "bits is 5"),
+    (lambda: quantize_blocks(torch.ones(8), 8, 7), "block_size is 7"),
+    (lambda: quantize_blocks(torch.ones(8, requires_grad=True)), "x requires a gradient"),
+    (lambda: dequantize_blocks(*one_block(), (65,)), r"does not match 8 bits per element of shape \(65,\)"),
+    (lambda: dequantize_blocks(*one_block(), (64,), block_size=16), "scales has 1 elements of type Float; 4"),
+    (lambda: dequantize_blocks(*one_block(), (64,), torch.float64), "dtype is torch.float64"),
+    (lambda: dequantize_blocks(one_block()[0].float(), one_block()[1], (64,)), "codes has 64 elements of type Float"),
+    (lambda: dequantize_blocks(*one_block(), (-1,)), "a length in shape is -1"),
+    (lambda: dequantize_blocks(*one_block(), (64.0,)), "a length in shape is 64.0"),
+    (lambda: dequantize_blocks(*one_block(), 64), "shape is 64"),
+    (lambda: quantize_blocks(torch.ones(8), bits=8.0), "bits is 8.0"),
+    (lambda: quantize_blocks(torch.ones(8), block_size=2**63), "block_size is 9223372036854775808"),
+    (lambda: quantize_blocks(torch.ones(0, dtype=torch.float64)), "x is of type Double"),
     (lambda: rms_norm(X, torch.ones(7)), r"weight has shape \(7,\), x has shape \(4, 8\)"),
     (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 7)), "residual has shape"),
     (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 8).half()), "residual has 32 elements of type float16"),
@@ -265,13 +252,10 @@ BAD_NORMS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), BAD_NORMS)
-def test_what_cannot_be_normalised_is_refused(call, message):
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(OpArgumentError, match=message):
         call()
-
-
-# All of them -------------------------------------------------------------------------------------
 
 
 def test_opcheck_of_all_ops():
@@ -348,3 +332,48 @@ def test_many_threads_may_call_at_once():
             assert ((rms_norm(x, torch.ones(x.shape[-1])).double() - result).abs() <= bound).all()
 
     in_threads(8, work)
+
+
+# Optimizers: test_fused_update.py compares their updates with the CPU's ---------------------------
+
+
+def test_bad_tensors_are_refused_and_nothing_is_changed():
+    good, (param, grad, *states) = make_tensors(ADAM, 8), make_tensors(ADAM, 8)
+    before = good.clone()
+    for bad, message in (
+        (Tensors(param, grad[:7], tuple(states)), "grad of tensor 1 has 7 elements; 8 are required"),
+        (Tensors(param, grad, (param, states[1])), "exp_avg of tensor 1 shares memory with its param"),
+    ):
+        with pytest.raises(OpArgumentError, match=message):
+            apply(FusedAdamBuilder().load(), ADAM, [good, bad])
+    assert all(map(torch.equal, good, before))
+
+
+def losses(optimizer_class, steps: int = 20, **options) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(9, 17), torch.nn.Tanh(), torch.nn.Linear(17, 3))
+    optimizer = optimizer_class(model.parameters(), lr=1e-2, **options)
+    x, y = torch.randn(64, 9), torch.randn(64, 3)
+    result = []
+    for _ in range(steps):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result.append(loss.item())
+    return result
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "options", "tolerance"),
+    [(SYCLFusedAdam, torch.optim.AdamW, {"weight_decay": 0.1}, 1e-4), (SYCLFusedLion, FusedLion, {}, 0)],
+)
+def test_the_optimizer_trains_as_torchs_or_the_cpus_does(ours, reference, options, tolerance):
+    found = losses(ours, **options)
+    assert found[-1] < 0.9 * found[0]
+    torch.testing.assert_close(found, losses(reference, **options), rtol=tolerance, atol=0)
+
+
+def test_a_group_with_amsgrad_is_refused_and_says_why():
+    with pytest.raises(AccelError, match="does not support amsgrad"):
+        SYCLFusedAdam([torch.nn.Parameter(torch.ones(3))], amsgrad=True)

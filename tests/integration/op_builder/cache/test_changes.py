@@ -1,0 +1,245 @@
+"""What can change the binary is a miss that names the difference; what cannot is a hit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder import CUDAOpBuilder, env
+from op_builder.cache.store import Cache
+from op_builder.load.resolver import Request, compile_now
+from op_builder.report.collect import explain
+from op_builder.system.outcomes import CheckOutcome
+from tests.support.compilers import needs_gxx, program, require_program
+from tests.support.small_ops import ENTRY, SmallBuilder, replace_content
+
+MAIN = f"""
+#include "nested.h"
+#include "outer.h"
+#include <platform.h>
+#include "odd.h"
+asm(".pushsection .rodata\\n.incbin \\"" TREE "/number\\"\\n.popsection");
+#if __has_include("optional.h") || __has_include("looked_for.h")
+#endif
+int part();
+int chosen();
+int both() {{ return part() + chosen(); }}
+{ENTRY}"""
+# In bytes that are no UTF-8, with what make escapes.
+ODD = os.fsdecode("two words$#:é".encode() + b"\xff")
+FILES = {
+    "op/main.cpp": MAIN,
+    "op/part.cpp": "int part() { return 1; }\n",
+    "op/chosen.cpp": "int chosen() { return 1; }\n",
+    "op/kernel.cu": '#include "kernel.h"\n__global__ void kernel(int* x) { *x = KERNEL; }\n',
+    "op/first/unread.h": "",
+    "op/include/looked_for.h": "",
+    "op/include/kernel.h": "#define KERNEL 1\n",
+    "op/include/nested.h": "",
+    "op/include/outer-1.h": "",
+    "op/include/outer-2.h": "#define OUTER 2\n",
+    "op/include/unread.h": "",
+    f"op/{ODD}/odd.h": "",
+    # Outside the op's own directories.
+    "platform/platform.h": "",
+    "another/platform.h": "#define PLATFORM 2\n",
+    "empty/unread.h": "",
+    "number": "1",
+    "flags.rsp": "-DDEFINED=1",
+    "link.rsp": "--defsym x=1",
+    "gcc.specs": "",
+}
+
+
+class ChangedBuilder(SmallBuilder):
+    """An op with every kind of input; its files are in ``tree``."""
+
+    def __init__(self, tree: Path, cache: Cache) -> None:
+        super().__init__(tree / "op", cache)
+        self.files = ["main.cpp", "part.cpp"]
+        self.flags += [f'-DTREE="{tree}"', f"-I{tree}/empty", f"@{tree}/flags.rsp", f"-specs={tree}/gcc.specs"]
+        self.link = [f"-Wl,@{tree}/link.rsp", f"-L{tree}", "-lchosen", f"{tree}/named.a"]
+
+    def include_paths(self) -> list[str]:
+        return [str(self.directory / name) for name in ("first", "include", ODD)]
+
+
+class KernelBuilder(CUDAOpBuilder, SmallBuilder):
+    """An op with a kernel that is only to be compiled: it asks for no device."""
+
+    def load_checks(self) -> list[CheckOutcome]:
+        return []
+
+
+def written(directory: Path) -> Path:
+    """All files, and the tools: ``cxx`` is a script that runs a program of PATH."""
+    for name, text in FILES.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    (directory / "op" / "include" / "outer.h").symlink_to("outer-1.h")
+    archives = "g++ -fPIC -c op/chosen.cpp -o chosen.o && ar rcs behind.a chosen.o && cp behind.a named.a"
+    assert os.system(f"cd '{directory}' && {archives}") == 0
+    (directory / "libchosen.so").write_text(f"INPUT({directory}/behind.a)\n")
+    proper = directory / "cc1plus"
+    proper.write_text("the compiler proper\n")
+    answers = f'*-print-prog-name=cc1plus) echo "{proper}";; *--version) echo "g++ 98.0";;'
+    program(directory / "behind-g++", f'case "$*" in {answers} *) exec {require_program("g++")} "$@";; esac')
+    program(directory / "cxx", 'exec behind-g++ "$@"')
+    return directory
+
+
+def variables(tree: Path) -> dict[str, str]:
+    path = f"{os.environ['PATH']}:{tree}"
+    return {"PATH": path, "CXX": f"{tree}/cxx", "CPATH": f"{tree}/platform", "TORCH_CUDA_ARCH_LIST": "9.0"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the files of the op, and a cache in which it is built."""
+    place = tmp_path_factory.mktemp("changes")
+    tree = written(place / "tree")
+    with env.scope(**variables(tree)):
+        compile_now(Request.of(ChangedBuilder(tree, Cache(place / "cache"))))
+    shutil.copytree(tree, place / "as it was", symlinks=True)
+    return place
+
+
+@pytest.fixture
+def builder(place: Path) -> Iterator[ChangedBuilder]:
+    """The built op, whose files a test may change: they are restored, with other inodes and times."""
+    with env.scope(**variables(place / "tree")):
+        yield ChangedBuilder(place / "tree", Cache(place / "cache"))
+    shutil.rmtree(place / "tree")
+    shutil.copytree(place / "as it was", place / "tree", symlinks=True, copy_function=shutil.copy)
+
+
+def misses(builder: SmallBuilder) -> list[str] | None:
+    """The differences from the nearest entry; None if the op is in the cache."""
+    builder.cache = Cache(builder.cache.root)  # type: ignore[misc]
+    miss = explain(builder)["miss"]
+    assert miss is None or miss["nearest"]
+    return None if miss is None else miss["differences"]
+
+
+FILE_CHANGES = {
+    "op/part.cpp": "part.cpp changed",
+    "op/include/nested.h": "nested.h changed",
+    f"op/{ODD}/odd.h": "odd.h changed",
+    "another.cpp": "another.cpp is new",
+    # Headers that come before others of their name, or that __has_include looked for.
+    "empty/outer.h": "outer.h is new",
+    "op/outer.h": "outer.h is new",
+    "op/first/optional.h": "optional.h is new",
+    "op/include/looked_for.h": "looked_for.h changed",
+    # Inputs that no depfile of a compiler lists.
+    "flags.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
+    "link.rsp": "link.rsp:",
+    "number": "number changed",
+    "gcc.specs": "gcc.specs:",
+    "libchosen.so": "system headers changed",
+    "behind.a": "system headers changed",
+    "named.a": "named.a:",
+}
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", FILE_CHANGES)
+def test_a_changed_or_new_file_is_a_miss_that_names_it(builder: ChangedBuilder, name: str) -> None:
+    assert misses(builder) is None
+    replace_content(builder.directory.parent / name, b"2")
+    if name == "another.cpp":
+        builder.files.append("../another.cpp")
+    assert FILE_CHANGES[name] in "\n".join(misses(builder) or [])
+
+
+def removed_header(builder: SmallBuilder) -> None:
+    (builder.directory / "include" / "nested.h").unlink()
+
+
+def switched_link(builder: SmallBuilder) -> None:
+    (builder.directory / "include" / "outer.h").unlink()
+    (builder.directory / "include" / "outer.h").symlink_to("outer-2.h")
+
+
+def flag_of_a_source(builder: SmallBuilder) -> None:
+    builder.source_args = lambda _: ["-O1"]  # type: ignore[method-assign]
+
+
+def other_order(builder: SmallBuilder) -> None:
+    builder.files.reverse()
+
+
+def upgrade_behind_the_wrapper(builder: SmallBuilder) -> None:
+    tool = builder.directory.parent / "behind-g++"
+    replace_content(tool, tool.read_bytes().replace(b"98.0", b"99.0"))
+    tool.chmod(0o755)
+    replace_content(tool.with_name("cc1plus"), b"the compiler proper, upgraded\n")
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (removed_header, "nested.h was removed"),
+        (switched_link, "outer.h changed"),
+        (lambda builder: builder.flags.append("-DMORE=1"), "c++ flags: +'-DMORE=1'"),
+        (flag_of_a_source, "flags of main.cpp: +'-O1'"),
+        (other_order, "the order of the sources changed"),
+        (upgrade_behind_the_wrapper, "g++ 99.0"),
+    ],
+)
+def test_another_difference_is_named(
+    builder: ChangedBuilder, change: Callable[[SmallBuilder], object], line: str
+) -> None:
+    assert misses(builder) is None
+    change(builder)
+    assert line in (misses(builder) or [""])[0]
+
+
+@needs_gxx
+def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -> None:
+    with env.scope(CXX=f"{place}/tree/cxx -DDEFINED=2"):
+        assert misses(builder) == ["flags in CXX: none -> -DDEFINED=2"]
+    with env.scope(CPATH=f"{place}/tree/another"):
+        assert "compiler variables: " in (misses(builder) or [""])[0]
+
+
+@needs_gxx
+def test_what_cannot_change_the_binary_is_a_hit(builder: ChangedBuilder, place: Path) -> None:
+    for name in ("op/include/unread.h", "op/first/unread.h", "empty/unread.h"):
+        (place / "tree" / name).write_text("#define UNREAD 2\n")
+    others = {"LANG": "de_DE.UTF-8", "LC_ALL": "C.UTF-8", "MAX_JOBS": "3", "ACCEL_COMPILE_TIMEOUT_S": "600"}
+    with env.scope(**others):
+        assert misses(builder) is None
+
+
+def test_an_empty_cache_has_no_nearest_entry(small: SmallBuilder) -> None:
+    assert explain(small)["miss"] == {"nearest": None, "differences": []}
+
+
+@pytest.mark.slow
+def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
+    nvcc = require_program("nvcc")
+    tree = written(tmp_path / "tree")
+    builder = KernelBuilder(tree / "op", Cache(tmp_path / "cache"))
+    builder.files = ["kernel.cu"]
+    answers = 'case "$1" in --version) echo "Cuda compilation tools, release 13.9, V13.9.9"; exit 0;; esac'
+    program(tmp_path / "newer" / "nvcc", f'{answers}\nexec {nvcc} "$@"')
+
+    def line(**changes: str) -> Any:
+        with env.scope(**{**variables(tree), **changes}):
+            return misses(builder)
+
+    with env.scope(**variables(tree)):
+        compile_now(Request.of(builder))
+    assert line() is None
+    assert "cuda archs: 9.0 -> 8.0" in line(TORCH_CUDA_ARCH_LIST="8.0")
+    assert line(NVCC_APPEND_FLAGS="-lineinfo")[0].startswith("compiler variables: ")
+    assert "V13.9.9" in line(PATH=f"{tmp_path / 'newer'}:{os.environ['PATH']}:{tree}")[0]
+    replace_content(tree / "op/include/kernel.h", b"#define KERNEL 2\n")
+    assert line() == ["kernel.h changed"]
