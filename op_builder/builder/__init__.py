@@ -25,23 +25,21 @@ if TYPE_CHECKING:
     TORCH_MAJOR: int
     TORCH_MINOR: int
 
-_MODULE_OF = {
-    "OpBuilder": "builder.base",
-    "CPUOpBuilder": "builder.base",
-    "TorchCPUOpBuilder": "builder.base",
-    "CUDAOpBuilder": "builder.cuda",
-    "assert_no_cuda_mismatch": "builder.cuda",
-    "get_default_compute_capabilities": "builder.cuda",
-    "installed_cuda_version": "builder.cuda",
-    "load_inline": "builder.inline",
-    "kernel_path_hooks": "builder.kernel_paths",
-    "sycl_kernel_include": "builder.kernel_paths",
-    "sycl_kernel_path": "builder.kernel_paths",
-    "SYCLOpBuilder": "builder.sycl",
-    "CUDAMismatchException": "errors",
-    "MissingCUDAException": "errors",
-    "Binding": "plan",
+_NAMES_OF = {
+    "builder.base": ("OpBuilder", "CPUOpBuilder", "TorchCPUOpBuilder"),
+    "builder.cuda": (
+        "CUDAOpBuilder",
+        "assert_no_cuda_mismatch",
+        "get_default_compute_capabilities",
+        "installed_cuda_version",
+    ),
+    "builder.inline": ("load_inline",),
+    "builder.kernel_paths": ("kernel_path_hooks", "sycl_kernel_include", "sycl_kernel_path"),
+    "builder.sycl": ("SYCLOpBuilder",),
+    "errors": ("CUDAMismatchException", "MissingCUDAException"),
+    "plan": ("Binding",),
 }
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 __all__ = [*_MODULE_OF, "TORCH_MAJOR", "TORCH_MINOR"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.errors import AccelError, IncompatibleOpError
-from op_builder.plan import Binding, BuildPlan, Source
+from op_builder.plan import BuildPlan, ForeignLibrary, Source, SyclPlan
 from op_builder.system.records import Memo
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
@@ -33,33 +33,34 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     Raises:
         MissingCUDAException: the plan has CUDA sources and no toolkit was found.
         IncompatibleOpError: the plan is SYCL's, and no SYCL runtime is installed.
-        AccelError: a source is text without a file, or a link to a source cannot be created.
+        AccelError: a link to a source cannot be created.
     """
     from torch.utils import cpp_extension
 
+    arguments: dict[str, Any] = {"name": name, "extra_link_args": list(plan.link_flags)}
+    if not plan.binding.uses_torch_cxx:
+        # Do not link torch_python: such an op depends on no Python ABI.
+        arguments["py_limited_api"] = True
+    libraries = plan.libraries
     if plan.sycl is not None:
-        return _sycl_extension(name, plan)
-    texts = [source.label for source in plan.sources if source.text is not None]
-    if texts:
-        raise AccelError(
-            f"Op '{plan.op}' has sources without files ({', '.join(texts)}), and setuptools compiles only files.",
-            "Write the text to a file and return the file from sources().",
-        )
-    arguments: dict[str, Any] = {
-        "name": name,
-        "sources": _relative_sources([source.path for source in plan.sources], name),
-        "include_dirs": [str(path) for path in (*plan.include_dirs, *(each.include_dir for each in plan.libraries))],
-        "library_dirs": [str(library.library.parent) for library in plan.libraries],
-        "libraries": [library.name for library in plan.libraries],
+        toolchain = SyclToolchain(plan.sycl.toolchain)
+        icpx = shutil.which("icpx") if toolchain.is_ahead else None
+        runtime = find_runtime() if icpx is None else find_ahead_runtime(icpx)
+        if runtime is None:
+            raise IncompatibleOpError(f"Op '{plan.op}': no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+        if toolchain.is_ahead:
+            return _ahead_extension(arguments, plan, plan.sycl, runtime)
+        libraries = (*libraries, ForeignLibrary("sycl", runtime.version, runtime.include_dir, runtime.library))
+    arguments |= {
+        "sources": _relative_sources([_file_of(source, name) for source in plan.sources], name),
+        "include_dirs": [str(path) for path in (*plan.include_dirs, *(each.include_dir for each in libraries))],
+        "library_dirs": [str(library.library.parent) for library in libraries],
+        "libraries": [library.name for library in libraries],
         "extra_compile_args": {
             "cxx": list(plan.cxx_flags),
             "nvcc": [*plan.nvcc_flags, *gencode_flags(plan.cuda_archs)],
         },
-        "extra_link_args": list(plan.link_flags),
     }
-    if not plan.binding.uses_torch_cxx:
-        # Do not link torch_python: such an op depends on no Python ABI.
-        arguments["py_limited_api"] = True
     if not plan.uses_cuda:
         return cpp_extension.CppExtension(**arguments)  # type: ignore[no-untyped-call]
     # A CPU build of torch does not look for the toolkit, and others guess from nvcc on PATH, which may be a wrapper.
@@ -98,84 +99,38 @@ def _make_link(link: Path, directory: Path) -> None:
         ) from error
 
 
-def _sycl_extension(name: str, plan: BuildPlan) -> Any:
-    """torch's ``SyclExtension``, IPEX's ``DPCPPExtension`` or torch's ``CppExtension``, depending on the toolchain."""
-    assert plan.sycl is not None
-    icpx = shutil.which("icpx") if SyclToolchain(plan.sycl.toolchain).is_ahead else None
-    runtime = find_runtime() if icpx is None else find_ahead_runtime(icpx)
-    if runtime is None:
-        raise IncompatibleOpError(f"Op '{plan.op}': no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
-    arguments: dict[str, Any] = {"name": name, "extra_link_args": list(plan.link_flags)}
-    if plan.binding is Binding.STABLE:
-        # Do not link torch_python: a Stable-ABI op depends on no Python ABI.
-        arguments["py_limited_api"] = True
-    make = {
-        SyclToolchain.RTC: _at_run_time,
-        SyclToolchain.ICPX: _by_torch,
-        SyclToolchain.IPEX: _by_ipex,
-    }[SyclToolchain(plan.sycl.toolchain)]
-    return make(arguments, plan, runtime)
-
-
-def _at_run_time(arguments: dict[str, Any], plan: BuildPlan, runtime: SyclRuntime) -> Any:
+def _ahead_extension(arguments: dict[str, Any], plan: BuildPlan, sycl: SyclPlan, runtime: SyclRuntime) -> Any:
+    """torch's ``SyclExtension`` or IPEX's ``DPCPPExtension``, which compile kernels ahead of time."""
     from torch.utils import cpp_extension
 
-    files = [_written(source, arguments["name"]) for source in plan.sources]
-    return cpp_extension.CppExtension(  # type: ignore[no-untyped-call]
-        **arguments,
-        sources=_relative_sources(files, arguments["name"]),
-        include_dirs=[*map(str, plan.include_dirs), str(runtime.include_dir)],
-        library_dirs=[str(runtime.library_dir)],
-        libraries=["sycl"],
-        extra_compile_args={"cxx": list(plan.cxx_flags)},
-    )
-
-
-def _by_torch(arguments: dict[str, Any], plan: BuildPlan, runtime: SyclRuntime) -> Any:
-    from torch.utils import cpp_extension
-
-    if cpp_extension.SYCL_HOME is None:  # only an XPU build of torch looks for it
-        cpp_extension.SYCL_HOME = str(runtime.prefix)
-    assert plan.sycl is not None
-    # torch recognizes SYCL sources by this suffix.
-    sources = _with_texts(plan, arguments["name"], ".sycl")
-    return cpp_extension.SyclExtension(  # type: ignore[no-untyped-call]
-        **arguments,
-        sources=sources,
-        include_dirs=_include_dirs(plan),
-        library_dirs=[str(runtime.library_dir)],
-        extra_compile_args={"cxx": list(plan.cxx_flags), "sycl": [*plan.cxx_flags, *plan.sycl.flags]},
-    )
-
-
-def _by_ipex(arguments: dict[str, Any], plan: BuildPlan, _runtime: SyclRuntime) -> Any:
-    from intel_extension_for_pytorch.xpu.cpp_extension import DPCPPExtension  # type: ignore[import-not-found]
-
-    assert plan.sycl is not None
-    return DPCPPExtension(
-        **arguments,
-        sources=_with_texts(plan, arguments["name"], ".cpp"),
-        include_dirs=_include_dirs(plan),
-        extra_compile_args={"cxx": [*plan.cxx_flags, *plan.sycl.flags]},
-    )
-
-
-def _include_dirs(plan: BuildPlan) -> list[str]:
     # A compiler looks for "x.h" in the directory of the link, not of the source.
     directories = (source.path.parent for source in plan.sources)
-    return list(dict.fromkeys(map(str, (*plan.include_dirs, *directories))))
+    arguments["include_dirs"] = list(dict.fromkeys(map(str, (*plan.include_dirs, *directories))))
+    cxx_flags, sycl_flags = list(plan.cxx_flags), [*plan.cxx_flags, *sycl.flags]
+    if sycl.toolchain == SyclToolchain.IPEX.value:
+        from intel_extension_for_pytorch.xpu.cpp_extension import DPCPPExtension  # type: ignore[import-not-found]
+
+        sources = _with_texts(plan, sycl, arguments["name"], ".cpp")
+        return DPCPPExtension(**arguments, sources=sources, extra_compile_args={"cxx": sycl_flags})
+    if cpp_extension.SYCL_HOME is None:  # only an XPU build of torch looks for it
+        cpp_extension.SYCL_HOME = str(runtime.prefix)
+    return cpp_extension.SyclExtension(  # type: ignore[no-untyped-call]
+        **arguments,
+        sources=_with_texts(plan, sycl, arguments["name"], ".sycl"),  # by this suffix torch recognizes them
+        library_dirs=[str(runtime.library_dir)],
+        extra_compile_args={"cxx": cxx_flags, "sycl": sycl_flags},
+    )
 
 
-def _with_texts(plan: BuildPlan, name: str, suffix: str) -> list[str]:
+def _with_texts(plan: BuildPlan, sycl: SyclPlan, name: str, suffix: str) -> list[str]:
     """A file below the current directory for each source, which includes the kernels that the source needs.
 
     setuptools has no flags for single sources, so ``-include`` is not possible.
     """
-    assert plan.sycl is not None
     files = []
     for number, source in enumerate(plan.sources):
         place = _LINKS / name / f"{number}_{source.path.stem}{suffix}"
-        texts = plan.sycl.texts_before(source)
+        texts = sycl.texts_before(source)
         if texts:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.unlink(missing_ok=True)  # it may be a link to a source
@@ -187,7 +142,7 @@ def _with_texts(plan: BuildPlan, name: str, suffix: str) -> list[str]:
     return files
 
 
-def _written(source: Source, name: str) -> Path:
+def _file_of(source: Source, name: str) -> Path:
     """The source's file; text without a file is written below the current directory."""
     if source.text is None:
         return source.path

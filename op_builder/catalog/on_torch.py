@@ -23,9 +23,7 @@ class TorchRowBuilder(RowBuilder):
         """The op's object, the same each time."""
         return _front_object(self.OP.on_torch)
 
-    def jit_load(self, verbose: bool = True) -> Any:
-        """As :meth:`load`."""
-        return self.load(verbose)
+    jit_load = load
 
     def plan(self) -> NoReturn:
         """Raise IncompatibleOpError: there is nothing to build."""
@@ -33,9 +31,7 @@ class TorchRowBuilder(RowBuilder):
             f"Op '{self.name}' is Python code on torch; it has no binary.", "Load it; it needs no build."
         )
 
-    def builder(self) -> NoReturn:
-        """As :meth:`plan`."""
-        self.plan()
+    builder = plan
 
 
 @cache

@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
 from op_builder.builder.base import OpBuilder
@@ -178,10 +178,6 @@ def _own_package(module: str) -> str:
     return next((name for name in outer if getattr(sys.modules.get(name), "__file__", None)), module)
 
 
-_warned: set[tuple[str, str, str]] = set()
-
-
+@cache
 def _warn_once(label: str, module: str, problem: str) -> None:
-    if (label, module, problem) not in _warned:
-        _warned.add((label, module, problem))
-        logger.warning("%s (%s) registers ops for op_builder: %s.", label, module, problem)
+    logger.warning("%s (%s) registers ops for op_builder: %s.", label, module, problem)

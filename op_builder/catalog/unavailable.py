@@ -30,22 +30,12 @@ class UnavailableOpBuilder(OpBuilder):
     def check(self) -> list[CheckOutcome]:
         return self.build_checks()
 
-    def plan(self) -> NoReturn:
-        """Raise, with the reason and the remedy."""
-        self.load()
-
-    def builder(self) -> NoReturn:
-        """Raise, with the reason and the remedy."""
-        self.load()
-
     def load(self, verbose: bool = True) -> NoReturn:  # noqa: ARG002
-        """Raise, with the reason and the remedy."""
+        """Raise, with the reason and the remedy, as all that needs the op's sources does."""
         require(self.name, self.check())
         raise AssertionError("an unavailable op has a failed check")
 
-    def jit_load(self, verbose: bool = True) -> NoReturn:
-        """Raise, with the reason and the remedy."""
-        self.load(verbose)
+    plan = builder = jit_load = load
 
 
 @cache

@@ -198,14 +198,12 @@ def _is_named(builder: Any, name: str) -> bool:
 
 
 def _is_installed(op: str) -> bool:
-    """Whether DeepSpeed's installation contains the op's binary."""
     with suppress(ImportError):
         return bool(importlib.import_module("deepspeed.git_version_info_installed").installed_ops.get(op))
     return False
 
 
 def _deepspeeds_accelerator() -> ModuleType:
-    """The module ``deepspeed.accelerator``."""
     name = "deepspeed.accelerator.real_accelerator"
     try:
         importlib.import_module("deepspeed")
@@ -264,8 +262,6 @@ def _with_our_ops(theirs: Any, device: str) -> Find:
 
 
 def _let_find(accelerator: Any, find: Find) -> None:
-    """Let an accelerator find builders by ``find``."""
-
     def create_op_builder(name: str) -> Any:
         builder = find(name)
         return None if builder is None else builder()
@@ -302,7 +298,6 @@ def _is_offered(value: Any) -> bool:
 
 
 def _modules() -> Iterator[ModuleType]:
-    """The imported modules of DeepSpeed."""
     for name, module in list(sys.modules.items()):
         if f"{name}.".startswith("deepspeed.") and module is not None:
             yield module

@@ -266,7 +266,6 @@ def _writable_cache() -> Iterator[None]:
 
 
 def _log_progress(ops: int) -> Report:
-    """Logs each step of each op and the number of finished ops."""
     finished: list[str] = []
 
     def report(op: str, done: int, total: int, step: str) -> None:

@@ -92,7 +92,6 @@ def _own_libraries() -> list[ctypes.CDLL]:
 
 
 def _linker_cache() -> dict[str, list[str]]:
-    """The paths of each library in the dynamic loader's cache."""
     try:
         listed = run(["/sbin/ldconfig", "-p"]).output
     except ToolchainError:  # musl has none

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -10,22 +9,22 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
-from packaging.requirements import Requirement
 
 from op_builder import env
+from op_builder.engine.ninja import find_ninja
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = "op_builder/_prebuilt/"
 
-# What accel-ops itself requires, pip, and what builds without isolation need.
-_NEEDED = ("torch", "ninja", "setuptools", "pybind11", "packaging", "psutil", "rich", "xxhash", "pip", "wheel")
+# accel-ops itself, a compiler that would serve every test, and numpy, which needs newer CPUs than torch.
+_LEFT_OUT = ("accel", "__editable__", "__pycache__", "ziglang", "numpy")
 _TIMEOUT_S = 1800.0
 
 
@@ -112,65 +111,34 @@ class Environment:
 
 
 def make_environment(directory: Path) -> Environment:
-    """A virtual environment that has pip and everything that accel-ops requires, but not accel-ops.
+    """A virtual environment with the packages of the running one, but not accel-ops.
 
-    Installing a torch takes minutes, so the packages are links to those of the running environment. Their
-    records are copies, because uv rejects a record that is a link.
+    Installing a torch takes minutes, so the packages are links.
     """
     made = bare_environment(directory)
-    link_with_requirements(_NEEDED, made)
+    link("", made)
+    (made.programs / "ninja").symlink_to(find_ninja())
     return made
-
-
-def link_with_requirements(names: Iterable[str], environment: Environment) -> None:
-    """Put distributions of the running environment, and what they require, into ``environment``."""
-    for distribution in _closure(names):
-        link(distribution, environment)
 
 
 def bare_environment(directory: Path) -> Environment:
     """A virtual environment that has only pip."""
     run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
     made = Environment(directory)
-    link(importlib.metadata.distribution("pip"), made)
+    link("pip", made)
     return made
 
 
-def _closure(names: Iterable[str]) -> list[importlib.metadata.Distribution]:
-    found: dict[str, importlib.metadata.Distribution] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop().lower().replace("_", "-")
-        if name in found:
+def link(prefix: str, environment: Environment) -> None:
+    """Put the running environment's packages whose names begin with ``prefix`` into ``environment``."""
+    for source in Path(sysconfig.get_path("purelib")).glob(f"{prefix}*"):
+        place = environment.site / source.name
+        if source.name.startswith(_LEFT_OUT) or place.exists():
             continue
-        found[name] = importlib.metadata.distribution(name)
-        requirements = map(Requirement, found[name].requires or [])
-        waiting += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
-    return list(found.values())
-
-
-def link(distribution: importlib.metadata.Distribution, environment: Environment) -> None:
-    """Put a distribution of the running environment into ``environment`` by links."""
-    for file in distribution.files or []:
-        top, place = file.parts[0], environment.site / file.parts[0]
-        source = Path(distribution.locate_file(top))  # type: ignore[arg-type]
-        if top == "..":
-            # A program. Scripts name the Python they were installed for: only binaries are taken.
-            source = Path(distribution.locate_file(file)).resolve()  # type: ignore[arg-type]
-            place = environment.programs / source.name
-            if source.parent != Path(sysconfig.get_path("scripts")).resolve() or not _is_binary(source):
-                continue
-        if top == "__pycache__" or place.is_symlink() or place.exists():
-            continue
-        if top.endswith(".dist-info"):
-            shutil.copytree(source, place)
+        if source.suffix == ".dist-info":
+            shutil.copytree(source, place)  # uv rejects a record that is a link
         else:
             place.symlink_to(source)
-
-
-def _is_binary(program: Path) -> bool:
-    with program.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
 
 
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

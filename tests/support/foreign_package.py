@@ -31,14 +31,13 @@ def write_package(parent: Path, name: str, files: Mapping[str, str]) -> Path:
     return package
 
 
-def install(site: Path, name: str, files: Mapping[str, str], entry_points: str | bytes) -> None:
+def install(site: Path, name: str, files: Mapping[str, str], entry_points: str) -> None:
     """Write the files of an installed distribution, and its record with entry points, into ``site``."""
-    record = site / f"{name}-1.0.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
-    for path, text in {**files, f"{record.name}/METADATA": metadata}.items():
+    record = f"{name}-1.0.dist-info"
+    for path, text in {**files, f"{record}/METADATA": metadata, f"{record}/entry_points.txt": entry_points}.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text)
-    (record / "entry_points.txt").write_bytes(entry_points.encode() if isinstance(entry_points, str) else entry_points)
 
 
 @contextmanager

@@ -56,6 +56,26 @@ PyMODINIT_FUNC EXPANDED(TORCH_EXTENSION_NAME)() { return PyModule_Create(&defini
 """
 
 
+# A builder in another package, of STABLE_SOURCE.
+ACME_ADD = """
+from op_builder import Binding, CPUOpBuilder
+
+class AcmeAddBuilder(CPUOpBuilder):
+    NAME = "acme_add"
+    BUILD_VAR = "ACCEL_BUILD_ACME_SUM"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return ["kernels/add.cpp"]
+
+    def include_paths(self):
+        return ["csrc", "kernels"]
+
+    def cxx_args(self):
+        return ["-O0"]
+"""
+
+
 class SmallBuilder(OpBuilder):
     """An op of one source in ``directory``; every part can be replaced by a test."""
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.store import Cache
 from op_builder.toolchains.sycl_runtime import find_runtime
+from tests.support.foreign_package import python
 from tests.support.small_ops import SmallBuilder
 
 needs_runtime = pytest.mark.skipif(
@@ -85,9 +84,8 @@ ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement})
 # A kernel on torch's stream of an XPU device, by stand-ins for the two functions of torch that return it, behind work
 # that waits until the call has returned.
 XPU_BINDING = """
-#include <atomic>
 #include <chrono>
-#include <thread>
+#include <future>
 #include <sycl/sycl.hpp>
 #include "bindings/stable_library.h"
 #include "host/launch.h"
@@ -125,19 +123,18 @@ bool between(const Tensor& x, double a) {
   const auto add = [=](float term) {
     for (std::int64_t i = 0; i < n; ++i) data[i] += term;
   };
-  std::atomic<bool> has_returned{false};
-  std::atomic<bool> had_returned{false};
+  std::promise<void> returned;
+  bool had_returned = false;
   queue.submit([&](sycl::handler& handler) {
     handler.host_task([&] {
-      for (int i = 0; i < 20000 && !has_returned; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      had_returned = has_returned.load();
+      had_returned = returned.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready;
       add(1.0f);
     });
   });
   accel::xpu::Stream stream = accel::xpu::stream_for(x);
   accel::xpu::launch(stream, kScale, {static_cast<std::size_t>((n + 63) / 64), 64}, data, static_cast<float>(a), n);
   stream.finish();
-  has_returned = true;
+  returned.set_value();
   queue.submit([&](sycl::handler& handler) { handler.host_task([&] { add(3.0f); }); });
   queue.wait_and_throw();
   return had_returned;
@@ -188,13 +185,4 @@ def run_with_op(directory: Path, code: str, **variables: str | None) -> subproce
         builder = ScaleBuilder(directory / "op", Cache(directory / "cache"))
         op = builder.load()
     """
-    text = textwrap.dedent(start) + textwrap.dedent(code)
-    path = [str(Path(__file__).parents[2]), *sys.path]
-    return subprocess.run(
-        [sys.executable, "-c", text],
-        env=env.child_environment(PYTHONPATH=":".join(path), ACCEL_JIT="0", **variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return python("-c", textwrap.dedent(start) + textwrap.dedent(code), ACCEL_JIT="0", **variables)

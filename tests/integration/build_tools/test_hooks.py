@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -68,7 +67,8 @@ def test_without_accel_ops_a_request_is_an_error_and_nothing_is_asked_of_an_inde
     project: Path, tmp_path: Path, has_torch: bool
 ) -> None:
     environment = bare_environment(tmp_path / "venv")
-    link(importlib.metadata.distribution("setuptools"), environment)
+    for prefix in ("setuptools", "_distutils_hack"):
+        link(prefix, environment)
     site, python = environment.site, environment.python
     if has_torch:
         (site / "torch").mkdir()

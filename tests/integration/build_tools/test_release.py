@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
-import subprocess
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import release
 
+from tests.support.compilers import shared_library
+
 CHANGELOG = "# Changelog\n\n## [0.2.0] - unreleased\n\n- A new op.\n\n## [0.1.0] - 2026-01-02\n\nFirst version.\n"
 # The header of a library for arm64, and its LC_BUILD_VERSION: macOS 11.0.
 MACOS = struct.pack("<14I", 0xFEEDFACF, 0x0100000C, 0, 6, 1, 24, 0, 0, 0x32, 24, 1, 11 << 16, 11 << 16, 0)
-STABLE = "extern void PyErr_Clear(); void f() { PyErr_Clear(); }"
-UNSTABLE = "extern void PyUnicode_AsUTF8(); void f() { PyUnicode_AsUTF8(); }"  # stable since 3.13
+STABLE = 'extern "C" void PyErr_Clear(); void f() { PyErr_Clear(); }'
+UNSTABLE = 'extern "C" void PyUnicode_AsUTF8(); void f() { PyUnicode_AsUTF8(); }'  # stable since 3.13
 
 
 def make_wheel(directory: Path, tag: str, name: str = "pack/op.so", content: bytes = b"", year: int = 2026) -> Path:
@@ -58,24 +57,11 @@ def test_the_first_member_that_differs_is_named(tmp_path: Path) -> None:
         assert release.first_difference(wheel, make_wheel(tmp_path / "c", tag, **changes)) == message
 
 
-@pytest.fixture
-def compiled(tmp_path: Path) -> Callable[[str], bytes]:
-    def compile_c(source: str) -> bytes:
-        command = ["g++", "-x", "c", "-shared", "-fPIC", "-nostdlib", "-o", str(tmp_path / "op.so"), "-"]
-        subprocess.run(command, input=source, text=True, check=True)
-        return (tmp_path / "op.so").read_bytes()
-
-    if shutil.which("g++") is None:
-        pytest.skip("g++ is not on PATH")
-    return compile_c
-
-
-def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(
-    tmp_path: Path, compiled: Callable[[str], bytes]
-) -> None:
+def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("lief")
     pytest.importorskip("abi3info")
-    plain, of_python = compiled(STABLE), compiled(UNSTABLE)
+    sources = (STABLE, UNSTABLE)
+    plain, of_python = (shared_library(tmp_path / "op.so", text, "-nostdlib").read_bytes() for text in sources)
     machine = {62: "x86_64", 183: "aarch64"}[struct.unpack_from("<H", plain, 18)[0]]
     release.check_binaries(make_wheel(tmp_path, f"py3-none-manylinux_2_17_{machine}", content=plain))
     release.check_binaries(make_wheel(tmp_path, f"cp312-cp312-manylinux_2_17_{machine}", content=of_python))

@@ -1,5 +1,3 @@
-"""The Python and the torch that ops are built against."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -11,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from accel_ops_build.target import PATH_PROGRAM, Target, find_target
+
+from tests.support.compilers import program
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,12 @@ def bare_venv(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
+def require_target() -> Target:
+    found = find_target()
+    assert found is not None
+    return found
+
+
 def purelib(environment: Path) -> Path:
     return Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
 
@@ -45,8 +51,7 @@ def test_a_virtual_environment_is_named_by_its_python_or_its_directory(
 ) -> None:
     made_up_torch(purelib(bare_venv))
     monkeypatch.setenv("ACCEL_BUILD_TORCH", str(bare_venv / place))
-    found = find_target()
-    assert found is not None
+    found = require_target()
     assert Path(found.python) == bare_venv / "bin" / "python"
     assert Path(found.torch_dir) == purelib(bare_venv) / "torch"
     assert found.torch_version == "2.99.0"
@@ -57,8 +62,7 @@ def test_installed_packages_are_named_by_their_directory(tmp_path: Path, monkeyp
     made_up_torch(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCEL_BUILD_TORCH", "site")
-    found = find_target()
-    assert found is not None
+    found = require_target()
     assert found.python == sys.executable
     assert Path(found.torch_dir) == tmp_path / "site" / "torch"
     program = f"{PATH_PROGRAM}\nimport importlib.util as u; print(u.find_spec('torch').origin)"
@@ -67,8 +71,7 @@ def test_installed_packages_are_named_by_their_directory(tmp_path: Path, monkeyp
 
 
 def test_the_torch_of_this_environment_is_taken_where_none_is_named() -> None:
-    found = find_target()
-    assert found is not None
+    found = require_target()
     assert found.python == sys.executable
     assert Path(found.torch_dir) == Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
     assert found.reason == f"the build environment, {sys.prefix}"
@@ -101,12 +104,6 @@ def test_a_target_searches_its_own_packages_before_the_build_environments(
     assert printed([str(tmp_path / "first")]).split() == ["first", "a", "b"]
 
 
-def program(place: Path, text: str, mode: int = 0o755) -> Path:
-    place.write_text(text)
-    place.chmod(mode)
-    return place
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -124,9 +121,9 @@ def test_what_has_no_usable_torch_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    program(tmp_path / "not-executable", "#!/bin/sh\n", 0o644)
-    program(tmp_path / "no-python", "#!/bin/sh\necho I am no snake >&2; exit 1\n")
-    program(tmp_path / "no-interpreter", "#!/nowhere/at/all\n")
+    (tmp_path / "not-executable").touch()
+    program(tmp_path / "no-python", "echo I am no snake >&2; exit 1")
+    program(tmp_path / "no-interpreter", "").write_text("#!/nowhere/at/all\n")
     made_up_torch(tmp_path / "foreign", ".cpython-307-somewhere.so")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCEL_BUILD_TORCH", name)

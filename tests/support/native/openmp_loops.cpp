@@ -1,4 +1,4 @@
-// Loops whose schedule is not static, and regions with if(): each iteration must run once. Prints what did not.
+// Loops of each schedule, and regions with if(): each iteration must run once. Prints what did not.
 #include <omp.h>
 
 #include <cstdio>
@@ -32,6 +32,18 @@ int main(int argc, char**) {
 #pragma omp parallel for schedule(auto) num_threads(3)
     for (long i = 0; i < n; ++i) ++seen[i];
     check("auto", 1);
+#pragma omp parallel for schedule(static, 3) num_threads(4)
+    for (int i = (int)n - 1; i >= 0; i--) ++seen[i];
+    check("static", 1);
+    long total = 0, singles = 0;
+#pragma omp parallel num_threads(4)
+    {
+#pragma omp single
+      singles++;
+#pragma omp for reduction(+ : total)
+      for (long i = 0; i < n; ++i) total += omp_get_num_threads();
+    }
+    if (total != 4 * n || singles != 1) std::printf("sum: %ld, single: %ld\n", total, singles), ++bad;
 #pragma omp parallel for schedule(dynamic, 5) num_threads(3)
     for (unsigned long i = 0; i < (unsigned long)n; i += 2) ++seen[i];
     for (long i = 1; i < n; i += 2) ++seen[i];

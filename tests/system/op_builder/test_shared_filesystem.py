@@ -11,11 +11,9 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,14 +27,33 @@ pytestmark = pytest.mark.slow
 _NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
 
 
-@dataclass
 class Host:
-    """One host: its name, where it has the shared directory, and the process that serves that mount."""
+    """One host that has mounted the shared directory ``backing``: its name, and the process that serves the mount."""
 
-    name: str
-    mount: Path
-    server: subprocess.Popen[str]
-    log: Path
+    def __init__(self, name: str, backing: Path, locks: str) -> None:
+        self.name, self.log = name, backing.with_name(f"{name}.log")
+        self.mount = backing.with_name(name)
+        self.mount.mkdir()
+        program = Path(processes.__file__).with_name("slow_filesystem.py")
+        printed = backing.with_name(f"{name}.txt")
+        with printed.open("w") as file:
+            command = [sys.executable, program, backing, self.mount, locks]
+            self.server = subprocess.Popen(command, stdout=file, stderr=file)
+        wait_until(lambda: os.path.ismount(self.mount) or self.server.poll() is not None)
+        if self.server.poll() is not None:
+            text = printed.read_text()
+            if "fuse: " in text:  # it has no leave to mount
+                pytest.skip(f"FUSE does not mount here: {text.strip().splitlines()[0]}")
+            pytest.fail(text)
+
+    def unmount(self) -> None:
+        # Lazily: whatever still has a file open must not keep the suite.
+        subprocess.run(["umount", "--lazy", self.mount], check=False)
+        try:
+            self.server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.server.kill()
+            self.server.wait()
 
     @property
     def cache(self) -> Cache:
@@ -60,18 +77,13 @@ class Host:
 
 @dataclass
 class Site:
-    """Two hosts and the directory on the server that both have mounted."""
+    """Two hosts and the cache that both have mounted, as it is on the server, where nothing is late."""
 
-    backing: Path
+    server_cache: Cache
     one: Host
     other: Host
     op: QuickBuilder
     locks: str
-
-    @property
-    def server_cache(self) -> Cache:
-        """The cache as it is on the server, where nothing is late."""
-        return Cache(self.backing / "cache")
 
     def assert_whole(self) -> None:
         # A closed file that was removed while open goes a moment later.
@@ -82,34 +94,6 @@ class Site:
             assert Entry(place / "entry", Manifest.from_json((place / "entry" / MANIFEST).read_text())).is_intact()
             shutil.rmtree(place)
         assert_whole(self.server_cache)
-
-
-def mounted(name: str, backing: Path, directory: Path, locks: str) -> Host:
-    """A host that has mounted ``backing``."""
-    mount = directory / name
-    mount.mkdir()
-    program = Path(processes.__file__).with_name("slow_filesystem.py")
-    said = directory / f"{name}.txt"
-    with said.open("w") as file:
-        server = subprocess.Popen([sys.executable, program, backing, mount, locks], stdout=file, stderr=file, text=True)
-    while not os.path.ismount(mount):
-        if server.poll() is not None:
-            text = said.read_text()
-            if "fuse: " in text:  # it has no leave to mount
-                pytest.skip(f"FUSE does not mount here: {text.strip().splitlines()[0]}")
-            pytest.fail(text)
-        time.sleep(0.02)
-    return Host(name, mount, server, directory / f"{name}.log")
-
-
-def unmounted(host: Host) -> None:
-    # Lazily: whatever still has a file open must not keep the suite.
-    subprocess.run(["umount", "--lazy", host.mount], check=False)
-    try:
-        host.server.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        host.server.kill()
-        host.server.wait()
 
 
 @pytest.fixture
@@ -126,18 +110,14 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     hosts: list[Host] = []
     try:
         for name in ("one", "other"):
-            hosts.append(mounted(name, backing, tmp_path, request.param))
-        yield Site(backing, *hosts, quick(tmp_path / "op", hosts[0].cache), request.param)
+            hosts.append(Host(name, backing, request.param))
+        yield Site(Cache(backing / "cache"), *hosts, quick(tmp_path / "op", hosts[0].cache), request.param)
     finally:
         for host in hosts:
-            unmounted(host)
+            host.unmount()
 
 
-def with_locks(*kinds: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("site", kinds, indirect=True)
-
-
-@with_locks("shared", "ENOLCK")
+@pytest.mark.parametrize("site", ["shared", "ENOLCK"], indirect=True)
 def test_processes_of_two_hosts_load_one_cold_op(site: Site) -> None:
     loads = [host.load(site.op) for _ in range(4) for host in (site.one, site.other)]
     assert wait_for(loads) == [0] * 8
@@ -148,7 +128,7 @@ def test_processes_of_two_hosts_load_one_cold_op(site: Site) -> None:
         assert max(site.one.compiles, site.other.compiles) == 1
 
 
-@with_locks("local")
+@pytest.mark.parametrize("site", ["local"], indirect=True)
 def test_an_op_published_on_one_host_loads_at_once_on_the_other(site: Site) -> None:
     # The other host has looked before, and goes on believing that there is nothing.
     assert site.other.cache.entries() == []

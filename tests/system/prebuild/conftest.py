@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,16 +86,3 @@ def backend_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", directory, ROOT / "build_tools", cwd=directory)
 
     return the_wheel(shared(tmp_path_factory, "backend-wheel", build))
-
-
-@pytest.fixture(scope="session")
-def uv(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs uv, with a cache of this run of the suite."""
-    if importlib.util.find_spec("uv") is None:
-        pytest.skip("uv is not installed")
-    cache = str(shared(tmp_path_factory, "uv-cache", lambda _: None))
-
-    def call(*arguments: str | Path, cwd: Path, **variables: str | None) -> str:
-        return run(sys.executable, "-m", "uv", *arguments, cwd=cwd, **{"UV_CACHE_DIR": cache, **variables})
-
-    return call

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,33 +15,29 @@ from tests.support.environments import Environment, binaries_in, files_in, run, 
 pytestmark = pytest.mark.slow
 
 
-def contents(wheel: Path) -> dict[str, bytes]:
-    """A wheel's files, without those that name the setuptools."""
-    return {name: content for name, content in files_in(wheel).items() if not name.endswith(("/WHEEL", "/RECORD"))}
-
-
-def built_against(log: str, with_torch: Environment) -> bool:
-    place = with_torch.site / "torch"
-    return f"op_builder: building against torch {torch.__version__} in {place} (ACCEL_BUILD_TORCH=" in log
-
-
 def test_build_makes_the_wheel_that_pip_makes(
     tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path
 ) -> None:
     """An sdist, and the wheel from that."""
     variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": str(with_torch.python)}
     log = run(sys.executable, "-m", "build", "--outdir", tmp_path, tree, cwd=tmp_path, **variables)
-    assert built_against(log, with_torch)
+    torch_of_target = f"building against torch {torch.__version__} in {with_torch.site / 'torch'}"
+    assert f"op_builder: {torch_of_target} (ACCEL_BUILD_TORCH=" in log
     assert "so this build requires" not in log
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         assert not [name for name in packed.getnames() if name.endswith(".so") or "_prebuilt" in name.split("/")]
     made = the_wheel(tmp_path)
     assert made.name == ops_wheel.name
-    assert contents(made) == contents(ops_wheel)
+    # But for those that name the setuptools.
+    ours, theirs = (
+        {name: content for name, content in files_in(wheel).items() if not name.endswith(("/WHEEL", "/RECORD"))}
+        for wheel in (made, ops_wheel)
+    )
+    assert ours == theirs
 
 
-def test_build_gets_a_torch_of_its_own_where_none_is_named(tree: Path, tmp_path: Path, ops_wheel: Path) -> None:
+def test_build_gets_a_torch_of_its_own_where_none_is_named(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "constraints").write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
     log = run(
         *(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, tree),
@@ -53,12 +47,7 @@ def test_build_gets_a_torch_of_its_own_where_none_is_named(tree: Path, tmp_path:
     )
     assert re.search(r"op_builder: no torch was found, so this build requires torch>=2\.10", log)
     assert re.search(r"building against torch \S+ in \S+ \(the build environment", log)
-    made = the_wheel(tmp_path)
-    assert binaries_in(made) == ["cpu_sgd"]
-    built = {name: content for name, content in files_in(made).items() if name.endswith(".so")}
-    manifest = next(content for name, content in files_in(made).items() if name.endswith("/manifest.json"))
-    if json.loads(manifest)["torch"] == torch.__version__:
-        assert built.items() <= files_in(ops_wheel).items()
+    assert binaries_in(the_wheel(tmp_path)) == ["cpu_sgd"]
 
 
 LOAD = """
@@ -75,14 +64,16 @@ VALUES = "CPUAdam 0.5\nCPUSGD 0.5\n"
 
 
 def test_uv_installs_ops_built_against_the_torch_that_is_named(
-    tree: Path, tmp_path: Path, environment: Environment, uv: Callable[..., str]
+    tree: Path, tmp_path: Path, environment: Environment
 ) -> None:
+    pytest.importorskip("uv")
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(f"accel-ops @ {tree.as_uri()}\n")
 
     def install(**switches: str) -> set[str]:
-        arguments = ("--no-deps", "--python", environment.python, "-r", requirements)
-        uv("pip", "install", *arguments, cwd=tmp_path, ACCEL_BUILD_TORCH=str(environment.python), **switches)
+        command = ("-m", "uv", "pip", "install", "--no-deps", "--python", environment.python, "-r", requirements)
+        variables = {"UV_CACHE_DIR": str(tmp_path / "uv"), "ACCEL_BUILD_TORCH": str(environment.python)}
+        run(sys.executable, *command, cwd=tmp_path, **variables, **switches)
         return {path.stem for path in environment.ops.rglob("*.so")}
 
     # uv caches the wheels of requirements, and must not take that of another request.

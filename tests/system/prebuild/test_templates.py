@@ -6,9 +6,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from tests.support.environments import (
     Environment,
     binaries_in,
     files_in,
-    link_with_requirements,
     run,
     shared,
     the_wheel,
@@ -40,16 +37,6 @@ def copy_template(name: str, directory: Path, backend: str) -> Path:
     assert text.count(PLACEHOLDER) == 1
     settings.write_text(text.replace(PLACEHOLDER, backend))
     return project
-
-
-@pytest.fixture
-def my_ops(tmp_path: Path, backend_wheel: Path) -> Path:
-    return copy_template("my_ops", tmp_path, backend_wheel.as_uri())
-
-
-@pytest.fixture
-def acme(tmp_path: Path, backend_wheel: Path) -> Path:
-    return copy_template("acme_accel", tmp_path, backend_wheel.as_uri())
 
 
 @pytest.fixture(scope="session")
@@ -89,21 +76,7 @@ def test_build_makes_an_sdist_and_from_it_a_wheel_with_the_backend_by_its_path(
     assert [op["op"] for op in index["ops"]] == [OP]
 
 
-def test_uv_does_not_take_a_cached_wheel_of_another_request(
-    with_accel_ops: Environment, my_ops: Path, tmp_path: Path, uv: Callable[..., str]
-) -> None:
-    requirements = tmp_path / "requirements.txt"
-    requirements.write_text(f"my-ops @ {my_ops.as_uri()}\n")
-    for number, (request, built) in enumerate([("0", []), ("1", [OP])]):
-        target = tmp_path / f"target{number}"
-        arguments = ("--no-deps", "--python", with_accel_ops.python, "--target", target, "-r", requirements)
-        variables = {"ACCEL_BUILD_TORCH": str(with_accel_ops.python), "ACCEL_BUILD_OPS": request}
-        uv("pip", "install", *arguments, cwd=tmp_path, **variables)
-        assert [path.stem for path in target.rglob("*.so")] == built
-
-
 def test_a_new_package_installs_and_passes_its_tests_at_once(own: Environment, tmp_path: Path) -> None:
-    link_with_requirements(["pytest"], own)
     own.run("-m", "op_builder", "new", "fast_norm", "--directory", tmp_path / "fast_norm")
     own.pip("install", "--no-deps", "--no-build-isolation", tmp_path / "fast_norm")
     assert " passed" in own.run("-m", "pytest", "-q", tmp_path / "fast_norm" / "tests")
@@ -134,8 +107,9 @@ def state(environment: Environment, op: str, **variables: str | None) -> tuple[b
 
 
 def test_my_ops_is_compiled_when_used_or_prebuilt_and_then_needs_no_compiler(
-    own: Environment, my_ops: Path, tmp_path: Path
+    own: Environment, backend_wheel: Path, tmp_path: Path
 ) -> None:
+    my_ops = copy_template("my_ops", tmp_path, backend_wheel.as_uri())
     without = {**own.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
     log = own.pip("install", "-v", "--no-deps", my_ops, **without)
     assert "op_builder:" not in log
@@ -166,8 +140,9 @@ print("used", op)
 
 @pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
 def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
-    own: Environment, my_ops: Path, tmp_path: Path
+    own: Environment, backend_wheel: Path, tmp_path: Path
 ) -> None:
+    my_ops = copy_template("my_ops", tmp_path, backend_wheel.as_uri())
     runtime = find_runtime()
     assert runtime is not None
     for path in (*filter(Path.is_file, runtime.library_dir.iterdir()), *filter(Path.is_dir, runtime.header_dirs)):
@@ -196,14 +171,10 @@ print("used", op.native)
 """
 
 
-def chosen(environment: Environment, **variables: str | None) -> dict[str, Any]:
-    output = environment.run("-m", "accelerator.report", "--json", **variables)
-    return dict(json.JSONDecoder().raw_decode(output)[0])
-
-
 def test_acme_is_detected_named_and_its_op_compiled_when_used_or_prebuilt(
-    own: Environment, acme: Path, tmp_path: Path
+    own: Environment, backend_wheel: Path, tmp_path: Path
 ) -> None:
+    acme = copy_template("acme_accel", tmp_path, backend_wheel.as_uri())
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "acme0").touch()
     without = own.without_compilers(tmp_path / "none")
@@ -213,7 +184,7 @@ def test_acme_is_detected_named_and_its_op_compiled_when_used_or_prebuilt(
     cached = {**card, "ACCEL_CACHE_DIR": str(tmp_path / "cache")}  # other tests compile the op into that of this run
 
     # Detected: the card is there, and its priority is above the CPU's.
-    report = chosen(own, **card)
+    report = json.JSONDecoder().raw_decode(own.run("-m", "accelerator.report", "--json", **card))[0]
     assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", None)
     assert report["accelerator"]["class"] == "acme_accel.accelerator.AcmeAccelerator"
     assert report["accelerator"]["op_builder_dir"] == "acme_accel.ops"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -13,8 +12,8 @@ import pytest
 import release
 import torch
 
+from op_builder.catalog.native import NativeOpBuilder
 from op_builder.catalog.registry import all_builders
-from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.toolchains.oneccl import find_oneccl
 from tests.support.environments import (
     Environment,
@@ -28,28 +27,21 @@ from tests.support.environments import (
 
 pytestmark = pytest.mark.slow
 
-BUILDERS = {
-    name: type(builder)
+HOST_OPS = sorted(
+    name
     for name, builder in all_builders("op_builder.cpu").items()
-    if not isinstance(builder, UnavailableOpBuilder) and type(builder).__module__.startswith("op_builder.")
-}
-if find_oneccl() is None:  # then it cannot be built, and a wheel leaves it out
-    del BUILDERS["ccl_comm"]
-HOST_OPS = sorted(name for name, builder in BUILDERS.items() if builder.OP.is_native)
+    if isinstance(builder, NativeOpBuilder) and (name != "ccl_comm" or find_oneccl() is not None)
+)
 NOT_OF_THE_CPU = "rms_norm"
 
 
 LOAD = """
-import json, sys
-from op_builder.catalog.registry import find_builder
-for name in json.loads(sys.argv[1]):
-    find_builder(name, "op_builder.cpu")().load()
+import sys
+from op_builder.report.collect import find_op
+for name in sys.argv[1:]:
+    find_op(name).load()
 print("loaded all")
 """
-
-
-def load(*ops: str) -> list[str]:
-    return ["-c", LOAD, json.dumps([BUILDERS[op].__name__ for op in ops])]
 
 
 # Installing ------------------------------------------------------------------------------
@@ -66,23 +58,16 @@ def test_pip_builds_every_host_op_against_the_installed_torch(ops_wheel: Path, w
     assert binaries_in(ops_wheel) == HOST_OPS
 
 
-def listing(site: Path) -> dict[str, tuple[int, int]]:
-    """The files of a directory of packages with size and time; what links lead to is left out."""
-    return {
-        path: (status.st_size, status.st_mtime_ns)
-        for parent, _, names in os.walk(site)
-        # Bytecode in site-packages belongs to linked single-file modules; any test that imports torch writes it.
-        if Path(parent) != site / "__pycache__"
-        for path in (os.path.join(parent, name) for name in names)
-        for status in (os.lstat(path),)
-    }
+def listing(site: Path) -> dict[Path, int]:
+    packages = (site / "op_builder", site / "accelerator")
+    return {path: path.stat().st_mtime_ns for package in packages for path in package.rglob("*")}
 
 
 def test_every_host_op_loads_where_no_compiler_is_and_writes_nothing_into_the_installation(
     installed: Environment, tmp_path: Path
 ) -> None:
     before = listing(installed.site)
-    output = installed.run(*load(*HOST_OPS), ACCEL_JIT="0", **installed.without_compilers(tmp_path / "cache"))
+    output = installed.run("-c", LOAD, *HOST_OPS, ACCEL_JIT="0", **installed.without_compilers(tmp_path / "cache"))
     assert "loaded all" in output
     assert "prebuilt" not in output, "a warning"
     assert listing(installed.site) == before
@@ -162,7 +147,7 @@ def test_cuda_ops_are_built_without_a_device_in_addition_to_those_of_the_cpu(
     assert row["installed"]
     assert row["prebuilt"]["cuda_archs"] == []
     assert row["reason"] == ""
-    output = environment.run(*load("fused_lion"), ACCEL_JIT="0", **without)
+    output = environment.run("-c", LOAD, "fused_lion", ACCEL_JIT="0", **without)
     assert "loaded all" in output
     assert "prebuilt" not in output, "a warning"
     if torch.version.cuda is None:

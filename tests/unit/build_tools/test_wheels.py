@@ -1,5 +1,3 @@
-"""Unpacking a wheel, and packing it with binaries."""
-
 from __future__ import annotations
 
 import base64

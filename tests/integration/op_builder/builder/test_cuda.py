@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,37 +114,23 @@ def compiled(builder: CUDAOpBuilder) -> Entry:
     return resolver.compile_now(resolver.Request.of(builder))
 
 
-@pytest.fixture(scope="module")
-def built_increment(tmp_path_factory: pytest.TempPathFactory) -> tuple[IncrementBuilder, Entry]:
-    """The builder, and the entry in its cache."""
-    directory = tmp_path_factory.mktemp("increment")
-    builder = make_increment(directory / "op", Cache(directory / "cache"))
-    with env.scope(TORCH_CUDA_ARCH_LIST="9.0"):
-        return builder, compiled(builder)
-
-
 def reasons(builder: CUDAOpBuilder) -> str:
     return "\n".join(failure.reason for failure in examine(builder).failed)
 
 
-def machine_code(entry: Entry) -> set[str]:
-    """The architectures whose machine code the binary holds, as ptxas notes them in it."""
-    return {found.decode() for found in re.findall(rb"-arch (sm_\d+[af]?)", entry.artifact.read_bytes())}
-
-
 @cpu_torch_only
-def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(built_increment: tuple[IncrementBuilder, Entry]) -> None:
-    increment, entry = built_increment
+def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(increment: IncrementBuilder) -> None:
+    entry = compiled(increment)
     assert entry.manifest.kind == "accel"
     assert entry.manifest.check.startswith("undefined symbols only")
     assert entry.manifest.key_parts["cuda archs"] == "9.0"
-    assert machine_code(entry) == {"sm_90"}
+    content = entry.artifact.read_bytes()
+    assert set(re.findall(rb"-arch (sm_\d+[af]?)", content)) == {b"sm_90"}, "as ptxas notes it in the binary"
+    assert str(increment.directory).encode() not in content
     ours = {f"torch_c/{name}.h" for name in ("boxed", "errors", "functions", "library", "tensor")}
     headers = {header.path for header in entry.manifest.headers if header.root != "torch"}
     assert headers == {"increment.h", *ours}
     assert resolver.Request.of(increment).find_cached() == entry
-    content = entry.artifact.read_bytes()
-    assert str(increment.directory).encode() not in content
     needed = subprocess.run(["readelf", "-d", str(entry.artifact)], capture_output=True, text=True, check=True).stdout
     assert "libcudart" not in needed
 
@@ -196,40 +183,34 @@ def test_without_a_toolkit_the_op_says_how_to_get_one(
 # Functions about architectures for authors -----------------------------------------------------
 
 
-class Filtered(IncrementBuilder):
-    """Wants tensor cores; answers as a list of texts."""
-
-    def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
-        return [cc for cc in ccs if int(cc.split(".")[0]) >= 8]
+def tensor_cores(ccs: list[str]) -> list[str]:
+    return [cc for cc in ccs if int(cc.split(".")[0]) >= 8]
 
 
-class FilteredInPairs(IncrementBuilder):
-    """The same, as (major, minor) pairs: what other builder classes return."""
-
-    def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
-        pairs = [cc.split(".") for cc in ccs]
-        return [pair for pair in pairs if int(pair[0]) >= 8]
+def tensor_cores_in_pairs(ccs: list[str]) -> list[list[str]]:
+    """As other builder classes return them."""
+    return [cc.split(".") for cc in tensor_cores(ccs)]
 
 
-@pytest.mark.parametrize("cls", [Filtered, FilteredInPairs])
-def test_both_answers_of_filter_ccs_count(cls: type[IncrementBuilder], increment: IncrementBuilder) -> None:
-    builder = cls(increment.directory, increment.cache)
+@pytest.mark.parametrize("filter_ccs", [tensor_cores, tensor_cores_in_pairs])
+def test_both_answers_of_filter_ccs_count(increment: IncrementBuilder, filter_ccs: Any) -> None:
+    increment.filter_ccs = filter_ccs  # type: ignore[method-assign]
     with env.scope(TORCH_CUDA_ARCH_LIST="7.5 8.6 9.0a+PTX"):
-        assert builder.cuda_archs() == ["8.6", "9.0a+PTX"]
-        assert builder.plan().cuda_archs == ("8.6", "9.0a+PTX")
-        assert builder.compute_capability_args() == [
+        assert increment.plan().cuda_archs == ("8.6", "9.0a+PTX")
+        assert increment.compute_capability_args() == [
             "-gencode=arch=compute_86,code=sm_86",
             "-gencode=arch=compute_90a,code=sm_90a",
             "-gencode=arch=compute_90a,code=compute_90a",
         ]
-
-
-def test_an_op_that_supports_no_target_architecture_is_incompatible(increment: IncrementBuilder) -> None:
-    builder = Filtered(increment.directory, increment.cache)
     with env.scope(TORCH_CUDA_ARCH_LIST="7.5"):
-        assert "supports none of the requested CUDA architectures (7.5)" in reasons(builder)
+        assert "supports none of the requested CUDA architectures (7.5)" in reasons(increment)
         with pytest.raises(MissingCUDAException, match=r"7\.5"):
-            builder.compute_capability_args()
+            increment.compute_capability_args()
+
+
+def test_ops_on_torchs_cxx_api_have_the_operators_of_half(tmp_path: Path, cache: Cache) -> None:
+    flags = type("HalfBuilder", (CUDAOpBuilder, TorchBuilder), {})(tmp_path, cache).nvcc_args()
+    assert "-U__CUDA_NO_HALF_OPERATORS__" in flags
 
 
 @pytest.mark.parametrize(
@@ -278,25 +259,19 @@ def test_a_cpu_torch_fits_no_toolkit() -> None:
 
 
 @pytest.mark.parametrize("guess", [".", "missing"])
-def test_the_extension_has_the_headers_of_a_toolkit_that_torch_guesses_wrongly(
+def test_the_extension_has_the_plans_flags_and_the_toolkits_headers(
     increment: IncrementBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guess: str
 ) -> None:
     """A CUDA build of torch sets CUDA_HOME at import to the parent of the directory of nvcc, perhaps a wrapper's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / guess))
     with env.scope(CUDA_HOME=None, CUDA_PATH=None):
-        extension = increment.builder()
-    assert any((Path(directory) / "cuda_runtime.h").is_file() for directory in extension.include_dirs)
-
-
-def test_the_extension_of_a_cuda_op_holds_the_plans_flags(increment: IncrementBuilder) -> None:
-    extension = increment.builder()
-    plan = increment.plan()
+        extension, plan = increment.builder(), increment.plan()
     assert extension.name == "op_builder.increment"
     assert [Path(name).name for name in extension.sources] == ["binding.cpp", "increment.cu"]
     assert set(plan.cxx_flags) <= set(extension.extra_compile_args["cxx"])
-    assert set(plan.nvcc_flags) <= set(extension.extra_compile_args["nvcc"])
-    assert "-gencode=arch=compute_90,code=sm_90" in extension.extra_compile_args["nvcc"]
+    nvcc_flags = {*plan.nvcc_flags, "-gencode=arch=compute_90,code=sm_90"}
+    assert nvcc_flags <= set(extension.extra_compile_args["nvcc"])
     assert any(Path(name, "cuda_runtime.h").is_file() for name in extension.include_dirs)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.support.foreign_package import ROOT, run_python
+from tests.support.foreign_package import ROOT, python, run_python, write_package
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -28,15 +26,15 @@ def blocks() -> dict[str, list[str]]:
 def site(blocks: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest op, installed from a wheel."""
     place = tmp_path_factory.mktemp("twice")
-    project = place / "project"
-    (project / "twice" / "kernels").mkdir(parents=True)
-    (project / "twice" / "__init__.py").touch()
-    (project / "twice" / "builders.py").write_text(blocks["python"][0])
-    (project / "twice" / "kernels" / "twice.cpp").write_text(blocks["cpp"][0])
     described = [text for text in blocks["toml"] if not text.startswith("[build-system]")]
-    (project / "pyproject.toml").write_text('[project]\nname = "twice"\nversion = "1"\n' + "\n".join(described))
+    files = {
+        "twice/builders.py": blocks["python"][0],
+        "twice/kernels/twice.cpp": blocks["cpp"][0],
+        "pyproject.toml": '[project]\nname = "twice"\nversion = "1"\n' + "\n".join(described),
+    }
+    project = write_package(place, "project", files)
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    made = subprocess.run([sys.executable, "-c", code, str(place)], cwd=project, capture_output=True, text=True)
+    made = python("-c", code, place, cwd=project)
     assert made.returncode == 0, made.stderr
     assert "is absent from the `packages`" not in made.stdout + made.stderr
     (wheel,) = place.glob("*.whl")

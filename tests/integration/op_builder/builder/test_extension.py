@@ -1,5 +1,3 @@
-"""``builder()``: the plan as a setuptools extension, built by torch's own ``BuildExtension``."""
-
 from __future__ import annotations
 
 import ctypes
@@ -9,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder.cache.store import Cache
+from op_builder.builder.inline import GivenBuilder
 from op_builder.plan import ENTRY_POINT
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, python, write_package
-from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder
 
 
 def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +25,13 @@ def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monk
     assert extension.extra_link_args == ["-lm"]
     assert {str(path) for path in plan.include_dirs} <= set(extension.include_dirs)
     assert "torch_python" not in extension.libraries, "a Stable-ABI op depends on no Python"
+
+
+def test_a_text_becomes_a_file_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (name,) = GivenBuilder("given", {"given.cpp": "int x;"}).builder().sources
+    assert Path(name).read_text() == "int x;"
+    assert not Path(name).is_absolute()
 
 
 def opened(binary: Path, namespace: str) -> Any:
@@ -97,20 +102,3 @@ def test_setuptools_builds_kernels_of_another_package(tmp_path: Path) -> None:
     assert {path.parts[0] for path in objects} == {"build"}
     manifest = (project / "project.egg-info" / "SOURCES.txt").read_text()
     assert str(tmp_path) not in manifest
-
-
-def test_links_follow_moved_sources_and_keep_equal_names_apart(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    for place in ("here", "there"):
-        small = make_small(tmp_path / place, cache)
-        (small.directory / "include" / "small.cpp").write_text(f"int {place};\n")
-        small.files.append("include/small.cpp")
-        names = small.builder().sources
-        assert names == ["build/accel_sources/op_builder.small/0/small.cpp", names[1]]
-        assert [Path(name).read_text() for name in names] == [
-            source.path.read_text() for source in small.plan().sources
-        ]
-        assert len(set(names)) == 2

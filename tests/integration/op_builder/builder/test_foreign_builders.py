@@ -6,8 +6,8 @@ base class, an ``is_compatible()`` that probes and warns. Only the import line w
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from op_builder.builder.base import OpBuilder
-from op_builder.errors import IncompatibleOpError
+from op_builder.builder.inline import GivenBuilder
+from op_builder.errors import IncompatibleOpError, LoadError
 from op_builder.report.collect import op_row
 from tests.support.compilers import needs_gxx, shared_library
-from tests.support.foreign_package import importable, load_module, run_python, write_package
+from tests.support.foreign_package import importable, load_module, python, run_python, write_package
+from tests.support.small_ops import MODULE
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -186,58 +188,36 @@ def vendor(tmp_path: Path) -> Iterator[ModuleType]:
         yield load_module("vendor_ops.builders.foreign")
 
 
-def kind(builder: OpBuilder) -> str:
-    (entry,) = builder.cache.entries(builder.name)
-    return entry.manifest.kind
-
-
-def loads_again_without_compiler(builder_class: Any, tmp_path: Path, code: str) -> None:
-    """A new process with no compiler on PATH gets the op from the cache."""
-    program = textwrap.dedent(f"""
-        import torch
-        from {builder_class.__module__} import {builder_class.__name__} as Builder
-        builder = Builder()
-        op = builder.load()
-        {code}
-    """)
-    done = run_python(program, tmp_path, PATH=str(tmp_path), ACCEL_JIT="0")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_plain_cpython_module_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.PlainBuilder()
-    op = builder.load()
-    assert op.add(1.5) == 2.5
-    assert op.__name__ == "plain_op"
-    assert kind(builder) == "python"
-    assert vendor.PlainBuilder().load() is op
-    loads_again_without_compiler(vendor.PlainBuilder, tmp_path, "assert op.add(2.0) == 3.0")
-
-
-@pytest.mark.slow
-def test_a_torch_library_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.LibraryBuilder()
-    op = builder.load()
-    assert op.add(torch.zeros(2)).tolist() == [1.0, 1.0]
-    assert kind(builder) == "torch_library"
-    (entry,) = builder.cache.entries()
-    assert entry.manifest.namespaces == ("acme_library",)
-    assert vendor.LibraryBuilder().load() is op
-    loads_again_without_compiler(vendor.LibraryBuilder, tmp_path, "assert op.add(torch.ones(1)).item() == 2")
-
-
-@pytest.mark.slow
-def test_a_pybind11_module_with_torchs_whole_header_loads(vendor: Any, tmp_path: Path) -> None:
-    builder = vendor.ScaleBuilder()
+@pytest.mark.parametrize(
+    ("class_name", "kind", "check"),
+    [
+        ("PlainBuilder", "python", "assert op.add(1.5) == 2.5 and op.__name__ == 'plain_op'"),
+        pytest.param(
+            *("LibraryBuilder", "torch_library", "assert op.add(torch.zeros(2)).tolist() == [1.0, 1.0]"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("ScaleBuilder", "python"),
+            "assert op.scale(torch.ones(1), by=3.0).item() == 6 and op.threads() >= 1 and op.Meter().call() == 1",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_each_binding_style_loads_and_the_second_load_hits(
+    vendor: Any, tmp_path: Path, class_name: str, kind: str, check: str
+) -> None:
+    builder = getattr(vendor, class_name)()
     assert builder.is_compatible(verbose=True), builder.error_log
     op = builder.load(verbose=False)
-    assert op.scale(torch.ones(2), by=3.0).tolist() == [6.0, 6.0]
-    assert op.threads() >= 1
-    assert op.Meter().call() == 1
-    assert op.__name__ == "scale_op"
-    assert kind(builder) == "python"
-    assert vendor.ScaleBuilder().load() is op
-    loads_again_without_compiler(vendor.ScaleBuilder, tmp_path, "assert op.scale(torch.ones(1)).item() == 2")
+    exec(check, {"op": op, "torch": torch})
+    (entry,) = builder.cache.entries(builder.name)
+    assert entry.manifest.kind == kind
+    assert entry.manifest.namespaces == (("acme_library",) if kind == "torch_library" else ())
+    assert type(builder)().load() is op
+    # A new process without a compiler gets it from the cache.
+    code = f"import torch\nfrom vendor_ops.builders.foreign import {class_name}\nop = {class_name}().load()\n{check}"
+    done = run_python(code, tmp_path, PATH=str(tmp_path), ACCEL_JIT="0")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -283,15 +263,71 @@ def test_the_base_class_has_the_helpers_of_existing_builders(vendor: Any) -> Non
     assert builder.sycl_extension() is None
 
 
-@pytest.mark.parametrize("function", ["pthread_create", "printf"])
-def test_a_function_that_links_is_found(vendor: Any, function: str) -> None:
-    assert vendor.PlainBuilder().has_function(function, ("m", "pthread"))
-
-
 @needs_gxx
-def test_a_function_is_found_in_a_directory_that_is_named(vendor: Any, tmp_path: Path) -> None:
+def test_a_function_that_links_is_found_also_in_a_named_directory(vendor: Any, tmp_path: Path) -> None:
     shared_library(tmp_path / "libacme.so", 'extern "C" int acme_submit() { return 0; }\n')
     builder = vendor.PlainBuilder()
+    assert builder.has_function("printf", ("m", "pthread"))
     assert not builder.has_function("acme_submit", ("acme",))
     assert builder.has_function("acme_submit", ("acme",), library_dirs=(str(tmp_path),))
     assert not builder.has_function("acme_cancel", ["acme"], [str(tmp_path)])
+
+
+# What builder classes written for DeepSpeed do that others do not -------------------------------------
+
+
+def answer(declaration: str = "", value: str = "42", include_dirs: Sequence[str] = ()) -> GivenBuilder:
+    text = f"{declaration}\n#define VALUE {value}\n{MODULE}"
+    return GivenBuilder("answer", {"answer.cpp": text}, include_dirs=include_dirs)
+
+
+def test_an_include_directory_that_does_not_exist_is_ignored_and_reported(tmp_path: Path) -> None:
+    builder = answer(value="7", include_dirs=[str(tmp_path), "csrc/absent", str(tmp_path / "absent")])
+    assert builder.plan().include_dirs == (tmp_path,)
+    row = op_row(builder)
+    assert row.compatible
+    assert f"do not exist are ignored: csrc/absent, {tmp_path / 'absent'}" in row.reason
+    assert builder.load().value() == 7
+
+
+def test_the_path_of_a_missing_source_is_where_it_would_be() -> None:
+    builder = type("HereBuilder", (GivenBuilder,), {"__module__": __name__})("here", {})
+    assert builder.deepspeed_src_path("absent.cpp") == str(Path(__file__).parent / "absent.cpp")
+    assert builder.deepspeed_src_path("/absent.cpp") == "/absent.cpp"
+    assert builder.deepspeed_src_path(Path(__file__).name) == __file__
+
+
+USES_CPP_EXTENSION = """
+import sys, torch
+from op_builder.builder import CPUOpBuilder
+
+class ToolkitBuilder(CPUOpBuilder):
+    NAME = "toolkit"
+
+    def sources(self):
+        return []
+
+    def is_compatible(self, verbose=False):
+        return torch.utils.cpp_extension.CUDA_HOME is None or True
+
+builder = ToolkitBuilder()
+assert "setuptools" not in sys.modules
+assert builder.is_compatible()
+from torch.utils.cpp_extension import BuildExtension
+assert BuildExtension.__name__ == "BuildExtension"
+"""
+
+
+def test_is_compatible_may_use_cpp_extension_without_its_import() -> None:
+    done = python("-c", USES_CPP_EXTENSION)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_gxx
+def test_a_symbol_that_this_process_offers_to_all_libraries_is_found(tmp_path: Path) -> None:
+    builder = answer('extern "C" int acme_value(void);', "acme_value()")
+    with pytest.raises(LoadError, match="acme_value"):
+        builder.load()
+    library = shared_library(tmp_path / "libacme_offered.so", 'extern "C" int acme_value() { return 9; }\n')
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    assert builder.load().value() == 9

@@ -1,5 +1,3 @@
-"""``load_inline``."""
-
 from __future__ import annotations
 
 import importlib
@@ -32,13 +30,6 @@ def test_a_module_never_replaces_another_one_of_its_name(name: str) -> None:
     before = importlib.import_module(name)
     assert load_inline(name, MODULE, extra_cflags=["-DVALUE=8"]).value() == 8
     assert sys.modules[name] is before
-
-
-def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> None:
-    first = load_inline("again", MODULE, extra_cflags=["-DVALUE=1"])
-    assert load_inline("again", MODULE, extra_cflags=["-DVALUE=1"]) is first
-    second = load_inline("again", MODULE.replace("VALUE", "2"))
-    assert (first.value(), second.value()) == (1, 2)
 
 
 def test_texts_are_one_file_and_errors_name_their_own_lines() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder import env
+from op_builder import build, env
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import CompileError, IncompatibleOpError, LoadError
 from op_builder.load.prebuilt import Rejected, find_prebuilt
-from op_builder.system.outcomes import Failed, failures
-from op_builder.system.process import run
+from op_builder.report.machine import sycl_facts
+from op_builder.report.render import sycl_rows
+from op_builder.system.outcomes import failures
 from op_builder.toolchains import sycl_runtime
-from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime
+from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_variables
 from op_builder.xpu import RMSNormBuilder
+from tests.support.compilers import shared_library
 from tests.support.entries import edit_record
 from tests.support.sycl_ops import (
     KERNEL,
@@ -46,8 +46,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def op(place: Path) -> Any:
-    return ScaleBuilder(place / "op", Cache(place / "cache")).load()
+def builder(place: Path) -> ScaleBuilder:
+    return ScaleBuilder(place / "op", Cache(place / "cache"))
+
+
+@pytest.fixture
+def op(builder: ScaleBuilder) -> Any:
+    return builder.load()
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 100_003])
@@ -60,8 +65,18 @@ def test_a_cpu_tensor_is_changed_in_place_when_the_call_returns(op: Any, dtype: 
     assert x.data_ptr() == address
 
 
+def kept_kernels(place: Path) -> list[Path]:
+    return sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin"))
+
+
 def test_kernels_are_compiled_by_the_build_kept_and_used_by_threads_at_once(place: Path) -> None:
-    kept = sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin"))
+    (entry,) = Cache(place / "cache").entries("sycl_scale")
+    runtime = find_runtime()
+    assert runtime is not None
+    assert entry.manifest.needs["libsycl.so"] == str(runtime.major)
+    assert entry.manifest.check.endswith("a kernel compiled")
+    assert str(place).encode() not in entry.artifact.read_bytes()
+    kept = kept_kernels(place)
     assert kept
     code = """
         tensors = [torch.ones(1001) for _ in range(8)]
@@ -72,31 +87,22 @@ def test_kernels_are_compiled_by_the_build_kept_and_used_by_threads_at_once(plac
     """
     done = run_with_op(place, code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-    assert sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin")) == kept
+    assert kept_kernels(place) == kept
 
 
 def test_a_damaged_kernel_is_compiled_again_and_kept(place: Path, tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
     shutil.copytree(place / "cache", tmp_path / "cache")
-    kernels = (tmp_path / "cache" / "v1" / "sycl_kernels").rglob("0.bin")
+    kernels = [path for path in kept_kernels(tmp_path) if path.name == "0.bin"]
     damaged = {path: path.read_bytes()[:1000].ljust(path.stat().st_size, b"\0") for path in kernels}
     assert damaged
     for path, content in damaged.items():
         path.write_bytes(content)
     done = run_with_op(tmp_path, "x = torch.ones(3); op.scale_(x, 2.0); print(x.tolist())")
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n"), done.stderr
-    kept = list((tmp_path / "cache" / "v1" / "sycl_kernels").rglob("0.bin"))
+    kept = [path for path in kept_kernels(tmp_path) if path.name == "0.bin"]
     assert kept
     assert all(path.read_bytes() != damaged.get(path) for path in kept)
-
-
-def test_the_manifest_has_the_needed_runtime_and_the_kernel_check(place: Path) -> None:
-    (entry,) = Cache(place / "cache").entries("sycl_scale")
-    runtime = find_runtime()
-    assert runtime is not None
-    assert entry.manifest.needs["libsycl.so"] == str(runtime.major)
-    assert entry.manifest.check.endswith("a kernel compiled")
-    assert str(place).encode() not in entry.artifact.read_bytes()
 
 
 def test_a_fork_works_in_both_processes_before_the_first_use_and_is_an_error_after_it(place: Path) -> None:
@@ -155,7 +161,7 @@ def test_an_edited_header_of_a_kernel_is_another_build(tmp_path: Path, op: Any) 
     tenfold.scale_(x, 2.0)
     op.scale_(y, 2.0)  # both builds live in this process
     assert (x.tolist(), y.tolist()) == ([20.0] * 3, [2.0] * 3)
-    assert list((tmp_path / "cache" / "v1" / "sycl_kernels").rglob("*.bin")), "kept in the cache that it is built for"
+    assert kept_kernels(tmp_path), "kept in the cache that it is built for"
 
 
 def test_a_missing_device_is_an_error(place: Path) -> None:
@@ -176,16 +182,15 @@ def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch
     assert not builder.is_compatible()
 
 
-def test_the_build_command_compiles_every_kernel_ahead(place: Path) -> None:
-    from op_builder.build import build_all
-
-    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
-    (outcome,) = build_all([builder], required=["sycl_scale"], force=False, report=lambda *_: None, with_kernels=True)
+def test_the_build_command_compiles_every_kernel_ahead(place: Path, builder: ScaleBuilder) -> None:
+    (outcome,) = build.build_all(
+        [builder], required=["sycl_scale"], force=False, report=lambda *_: None, with_kernels=True
+    )
     assert outcome.status == "cached"
-    kept = sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin"))
+    kept = kept_kernels(place)
     done = run_with_op(place, "op.scale_(torch.ones(3, dtype=torch.float64), 2.0); op.scale_(torch.ones(3), 2.0)")
     assert done.returncode == 0, done.stderr
-    assert sorted((place / "cache" / "v1" / "sycl_kernels").rglob("*.bin")) == kept
+    assert kept_kernels(place) == kept
 
 
 @pytest.mark.parametrize("name", ["libsycl.so.8.0.0", "libsycl.so.90.0.0", "libsycl-preview.so.9.0.0"])
@@ -196,11 +201,10 @@ def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, builder: ScaleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(place / "cache" / "v1" / "ops", tmp_path / "ops")
     monkeypatch.setattr("op_builder.paths.prebuilt_roots", lambda _cls: [tmp_path])
-    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
     assert isinstance(find_prebuilt(builder), Entry)
     (path,) = tmp_path.rglob("manifest.json")
     edit_record(path, lambda manifest: manifest["needs"].update({"libsycl.so": "5"}))
@@ -210,16 +214,13 @@ def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
 
 
 def test_a_broken_kernel_compiler_is_in_checks_and_report(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builder: ScaleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from op_builder.report.machine import sycl_facts
-
     runtime = find_runtime()
     assert runtime is not None
     broken = tmp_path / "libsycl-jit.so"
     broken.touch()
     monkeypatch.setattr("op_builder.toolchains.sycl.find_runtime", lambda: replace(runtime, kernel_compiler=broken))
-    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
     assert not builder.is_compatible()
     (failed,) = failures(builder.load_checks())
     assert failed.name == "SYCL kernel compiler"
@@ -250,17 +251,6 @@ std::vector<std::size_t> sub_group_sizes(const void*) { return {8, 32}; }
 """
 
 
-def library_to_preload(text: str, directory: Path) -> Path:
-    runtime = find_runtime()
-    assert runtime is not None
-    (directory / "preload.cpp").write_text(text)
-    library = directory / "libpreload.so"
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-isystem", str(runtime.include_dir)]
-    done = run([*command, f'-DLIBSYCL="{runtime.soname}"', str(directory / "preload.cpp"), "-o", str(library)])
-    assert done.ok, done.errors
-    return library
-
-
 def test_a_device_without_a_type_or_a_sub_group_size_runs_only_the_other_kernels(place: Path, tmp_path: Path) -> None:
     RMSNormBuilder().load()
     code = """
@@ -275,28 +265,16 @@ def test_a_device_without_a_type_or_a_sub_group_size_runs_only_the_other_kernels
             except RuntimeError as error:
                 print(error)
     """
+    runtime = find_runtime()
+    assert runtime is not None
     # Every device reports that it has neither double nor half, and only sub-groups of 8 and 32.
-    done = run_with_op(place, code, LD_PRELOAD=str(library_to_preload(DENY, tmp_path)))
+    options = ("-std=c++17", "-isystem", str(runtime.include_dir), f'-DLIBSYCL="{runtime.soname}"')
+    done = run_with_op(place, code, LD_PRELOAD=str(shared_library(tmp_path / "libdeny.so", DENY, *options)))
     assert done.stdout.startswith("torch.float32 [2.0, 2.0, 2.0]\n"), done.stderr
     assert done.stdout.count("[2.0") == 1
     assert "Kernel tests::scale<double> computes in double (fp64)" in done.stdout
     assert "Kernel tests::scale<::sycl::half> computes in half (fp16)" in done.stdout
     assert re.search(r"rms_norm<float, float, false> works by sub-groups of 16 work-items, which .* does", done.stdout)
-
-
-NO_ARGUMENTS = """
-#include <cstddef>
-std::size_t max_parameter_size(const void*)
-    asm("_ZNK4sycl3_V16device13get_info_implINS0_4info6device18max_parameter_sizeEEENS0_6detail11ABINeutralTINS6_"
-        "19is_device_info_descIT_E11return_typeEE4typeEv");
-std::size_t max_parameter_size(const void*) { return 12; }
-"""
-
-
-def test_more_arguments_than_the_device_takes_are_an_error(place: Path, tmp_path: Path) -> None:
-    preloaded = str(library_to_preload(NO_ARGUMENTS, tmp_path))
-    done = run_with_op(place, "op.scale_(torch.ones(3), 2.0)", LD_PRELOAD=preloaded)
-    assert re.search(r"Kernel tests::scale<float> got 20 bytes of arguments; .* takes 12\.", done.stderr), done
 
 
 def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
@@ -306,16 +284,12 @@ def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
         def kernel_sources(self) -> list[str]:
             return []
 
-    outcomes = Whole(tmp_path / "op", Cache(tmp_path / "cache")).build_checks()
-    failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
-    assert [failure.name for failure in failed] == ["SYCL toolchain"]
-    assert failed[0].reason.startswith("icpx: ")
+    (failed,) = failures(Whole(tmp_path / "op", Cache(tmp_path / "cache")).build_checks())
+    assert failed.name == "SYCL toolchain"
+    assert failed.reason.startswith("icpx: ")
 
 
 def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
-    from op_builder.report.machine import sycl_facts
-    from op_builder.report.render import sycl_rows
-
     facts = json.loads(json.dumps(sycl_facts(Cache(tmp_path))))
     chosen = {found["name"]: found["chosen"] for found in facts["toolchains"]}
     assert chosen == {"icpx": False, "ipex": False, "sycl-rtc": True}
@@ -327,38 +301,22 @@ def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
     assert facts["devices"][0]["driver"] in shown["device (cpu)"]
 
 
-def test_the_driver_that_the_user_names_is_kept(place: Path) -> None:
-    runtime = find_runtime()
-    assert runtime is not None
-    named = f"{runtime.opencl_cpu}:/nowhere/libnothing.so"
-    done = run_with_op(place, 'print(os.environ["OCL_ICD_FILENAMES"])', OCL_ICD_FILENAMES=named)
-    assert done.stdout == f"{named}\n", done.stderr
-
-
 @pytest.mark.usefixtures("op")
-def test_a_child_process_keeps_kernels_in_its_own_cache(tmp_path: Path) -> None:
-    """Not in the one of which its parent has opened an op; a user's own directory stays his there, too."""
-    code = "import sys, pathlib; from op_builder.toolchains.sycl_runtime import runtime_variables"
-    command = [
-        sys.executable,
-        "-c",
-        f"{code}; print(runtime_variables(None, pathlib.Path(sys.argv[1])))",
-        str(tmp_path),
-    ]
+def test_a_users_variables_are_kept_and_those_of_an_opened_op_give_way_to_another_cache(tmp_path: Path) -> None:
+    """A child process inherits them."""
+    runtime = find_runtime()
     assert "SYCL_CACHE_DIR" in env.child_environment()
-    inherited = ast.literal_eval(run(command, environment=env.child_environment()).output)
+    with env.scope(OCL_ICD_FILENAMES=None):
+        inherited = runtime_variables(runtime, tmp_path)
     assert inherited["SYCL_CACHE_DIR"] == str(tmp_path)
-    named = ast.literal_eval(run(command, environment=env.child_environment(SYCL_CACHE_DIR="/mine")).output)
-    assert "SYCL_CACHE_DIR" not in named
-    assert "SYCL_CACHE_PERSISTENT" in named
+    assert inherited["OCL_ICD_FILENAMES"].endswith("libintelocl.so")
+    with env.scope(SYCL_CACHE_DIR="/mine", OCL_ICD_FILENAMES="/my/driver.so"):
+        assert set(runtime_variables(runtime, tmp_path)) == {"SYCL_CACHE_PERSISTENT"}
 
 
 def test_the_build_command_reports_kernels_that_were_not_compiled(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    builder: ScaleBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from op_builder import build
-
-    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
     monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder)
     with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
         assert build.main(["sycl_scale", "--json"]) == 0

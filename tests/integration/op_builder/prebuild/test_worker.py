@@ -1,5 +1,3 @@
-"""Building the ops of an unpacked wheel."""
-
 from __future__ import annotations
 
 import hashlib
@@ -7,8 +5,6 @@ import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
 import uuid
@@ -27,10 +23,9 @@ from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
-from tests.support.compilers import EndlessCompiler, needs_gxx
+from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import install
-from tests.support.small_ops import STABLE_SOURCE
-from tests.support.waiting import wait_until
+from tests.support.small_ops import ACME_ADD, STABLE_SOURCE
 
 ROOT = Path(op_builder.__file__).parents[1]
 EVERYTHING = BuildRequest(True, {})
@@ -38,28 +33,7 @@ ADD_ALONE = BuildRequest(False, {"ACCEL_BUILD_ACME_SUM": True})
 FOREIGN_ALONE = BuildRequest(False, {"ACCEL_BUILD_CPU_ADAM": True})
 HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
-# One op that any machine can build.
-ADD = """
-from op_builder import Binding, CPUOpBuilder
-
-class AcmeAddBuilder(CPUOpBuilder):
-    NAME = "acme_add"
-    BUILD_VAR = "ACCEL_BUILD_ACME_SUM"
-    BINDING = Binding.STABLE
-
-    def sources(self):
-        return ["kernels/add.cpp"]
-
-    def include_paths(self):
-        return ["csrc", "kernels"]
-
-    def cxx_args(self):
-        return ["-O0"]
-"""
-
-OBJECTS = (
-    ADD
-    + """
+OBJECTS = f"""{ACME_ADD}
 class AcmeMoonBuilder(AcmeAddBuilder):
     NAME = "acme_moon"
     BUILD_VAR = ""
@@ -74,31 +48,15 @@ class AcmeUnmadeBuilder(AcmeAddBuilder):
     def __init__(self):
         raise RuntimeError("no luck")
 """
-)
-
-BROKEN = (
-    ADD
-    + """
-class AcmeBrokenBuilder(AcmeAddBuilder):
-    NAME = "acme_broken"
-    BUILD_VAR = "ACCEL_BUILD_ACME_BROKEN"
-
-    def sources(self):
-        return ["kernels/broken.cpp"]
-"""
-)
 
 # A module on CPython's own interface, which fits no other Python.
-MODULE = (
-    ADD
-    + """
+MODULE = f"""{ACME_ADD}
 class AcmeModuleBuilder(CPUOpBuilder):
     NAME = "acme_module"
 
     def sources(self):
         return ["kernels/module.cpp"]
 """
-)
 
 MODULE_SOURCE = """
 #include <Python.h>
@@ -108,13 +66,12 @@ PyMODINIT_FUNC PyInit_acme_module() { return PyModule_Create(&definition); }
 
 
 class Tree:
-    """An unpacked wheel of a package that registers ops."""
+    """An unpacked wheel of a package that registers ops, on the path."""
 
-    def __init__(self, root: Path, builders: str) -> None:
-        self.root = root
+    def __init__(self, directory: Path, builders: str = ACME_ADD) -> None:
+        self.root = directory.resolve()
         self.name = f"acme_{uuid.uuid4().hex}"
-        self.package = root / self.name
-        self.prebuilt = self.package / "_prebuilt"
+        self.prebuilt = self.root / self.name / "_prebuilt"
         # Unique content: no test finds another's binary in the cache.
         files = {
             "__init__.py": "",
@@ -122,10 +79,10 @@ class Tree:
             "kernels/add.cpp": f"{STABLE_SOURCE}\n// {self.name}\n",
             "kernels/amount.h": "#define AMOUNT 3.0f\n",
             "kernels/module.cpp": f"{MODULE_SOURCE}\n// {self.name}\n",
-            "kernels/broken.cpp": "#error broken on purpose\n",
         }
         entry_points = f"[op_builder.ops]\nacme = {self.name}.builders\n"
-        install(root, self.name, {f"{self.name}/{path}": text for path, text in files.items()}, entry_points)
+        install(self.root, self.name, {f"{self.name}/{path}": text for path, text in files.items()}, entry_points)
+        sys.path.insert(0, str(self.root))
 
     @property
     def index(self) -> dict[str, Any]:
@@ -150,18 +107,12 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[module]
 
 
-def make_tree(directory: Path, builders: str = ADD) -> Tree:
-    tree = Tree(directory.resolve(), builders)
-    sys.path.insert(0, str(tree.root))
-    return tree
-
-
 def the_op(name: str = "AcmeAddBuilder") -> OpBuilder:
     return find_builder(name, "op_builder.cpu")()
 
 
 def test_the_binary_and_the_index_are_in_the_ops_package(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = make_tree(tmp_path / "site", MODULE)
+    tree = Tree(tmp_path / "site", MODULE)
     tag = worker.prebuild(tree.root, ADD_ALONE)
     assert tag.startswith("py3-none-")
     assert tag.endswith(f"_{platform.machine()}")
@@ -190,7 +141,7 @@ def test_the_binary_and_the_index_are_in_the_ops_package(tmp_path: Path, capfd: 
 
 
 def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = make_tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ADD)}")
+    tree = Tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ACME_ADD)}")
     worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
     assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck"
@@ -210,15 +161,15 @@ UNBUILDABLE = {
         *("acme_unmade cannot be built: Its builder cannot be created: RuntimeError", "ACCEL_BUILD_ACME_UNMADE=0"),
     ),
     "module cannot be imported": (
-        *(f"import no_such_module\n{ADD}", EVERYTHING),
+        *(f"import no_such_module\n{ACME_ADD}", EVERYTHING),
         *("No module named 'no_such_module'", "unset the variables ACCEL_BUILD_*"),
     ),
     "does not compile": (
-        *(BROKEN, EVERYTHING),
-        *("broken.cpp:1:2: error: #error broken on purpose", "ACCEL_BUILD_ACME_BROKEN=0"),
+        *(f'{MODULE}\n    def cxx_args(self):\n        return ["-DPyInit_acme_module=0"]\n', EVERYTHING),
+        *("module.cpp:4:", "ACCEL_BUILD_ACME_MODULE=0"),
     ),
     "unknown op": (
-        *(ADD, BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False})),
+        *(ACME_ADD, BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False})),
         *("ACCEL_BUILD_ACME_SUN is set, but no op has that name.", "Did you mean ACCEL_BUILD_ACME_SUM?"),
     ),
 }
@@ -229,7 +180,7 @@ UNBUILDABLE = {
 def test_an_op_that_cannot_be_built_is_an_error(
     tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
 ) -> None:
-    tree = make_tree(tmp_path, builders)
+    tree = Tree(tmp_path, builders)
     with pytest.raises(AccelError) as failed:
         worker.prebuild(tree.root, request_)
     assert message in failed.value.message
@@ -241,7 +192,7 @@ def test_an_op_that_cannot_be_built_is_an_error(
 @needs_gxx
 @pytest.mark.parametrize("request_", [EVERYTHING, ADD_ALONE], ids=["everything", "one"])
 def test_a_missing_compiler_is_an_error(tmp_path: Path, request_: BuildRequest) -> None:
-    tree = make_tree(tmp_path / "site")
+    tree = Tree(tmp_path / "site")
     (tmp_path / "bin").mkdir()
     with (
         env.scope(PATH=str(tmp_path / "bin"), CXX=None),
@@ -255,15 +206,15 @@ def test_a_missing_compiler_is_an_error(tmp_path: Path, request_: BuildRequest) 
 @needs_gxx
 @pytest.mark.parametrize("word", ["-march=x86-64-v4", "-mcpu=native"])
 def test_a_compiler_with_march_is_refused(tmp_path: Path, word: str) -> None:
-    tree = make_tree(tmp_path)
+    tree = Tree(tmp_path)
     with env.scope(CXX=f"g++ {word}"), pytest.raises(ToolchainError, match=word):
         worker.prebuild(tree.root, EVERYTHING)
     assert not tree.prebuilt.exists()
 
 
 def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    make_tree(tmp_path / "other")
-    tree = make_tree(tmp_path / "this", ADD.replace("Acme", "Zack").replace("acme", "zack").replace("ACME", "ZACK"))
+    Tree(tmp_path / "other")
+    tree = Tree(tmp_path / "this", ACME_ADD.replace("Acme", "Zack").replace("acme", "zack").replace("ACME", "ZACK"))
     worker.prebuild(tree.root, EVERYTHING)
     assert [entry.manifest.op for entry in tree.entries] == ["zack_add"]
     shutil.rmtree(tree.prebuilt)
@@ -273,7 +224,7 @@ def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path, cap
 
 
 def test_a_python_module_gives_the_wheel_this_pythons_tag(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, MODULE)
+    tree = Tree(tmp_path, MODULE)
     tag = worker.prebuild(tree.root, EVERYTHING)
     assert tag.startswith(f"{HERE}-{HERE}-")
     facts = {op["op"]: op for op in tree.index["ops"]}
@@ -283,7 +234,7 @@ def test_a_python_module_gives_the_wheel_this_pythons_tag(tmp_path: Path) -> Non
 
 
 def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = make_tree(tmp_path / "site")
+    tree = Tree(tmp_path / "site")
     (tmp_path / "file").touch()
     with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path)):
         worker.prebuild(tree.root, EVERYTHING)
@@ -294,7 +245,7 @@ def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest
 
 
 def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = make_tree(tmp_path, f'{ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
+    tree = Tree(tmp_path, f'{ACME_ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
     worker.prebuild(tree.root, EVERYTHING)
     assert isinstance(find_prebuilt(the_op()), Entry)
     monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
@@ -319,40 +270,3 @@ def test_an_op_that_cannot_be_built_for_the_platform_is_an_error(
     monkeypatch.setattr("op_builder.toolchains.packaged.packaged_command", lambda *_: None)
     with env.scope(ACCEL_BUILD_TARGET="macosx_arm64"), pytest.raises(AccelError, match=reason):
         worker.prebuild(ROOT, BuildRequest(False, {f"ACCEL_BUILD_{op}": True}))
-
-
-@needs_gxx
-@pytest.mark.slow
-def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
-    compiler, tree = EndlessCompiler(tmp_path), Tree(tmp_path / "project", ADD)
-    for place in ("tmp", "out"):
-        (tmp_path / place).mkdir()
-    (tree.root / "pyproject.toml").write_text(
-        'project.name = "acme"\nproject.version = "1.0"\n'
-        f'project.entry-points."op_builder.ops".acme = "{tree.name}.builders"\n'
-        f'tool.setuptools = {{packages = ["{tree.name}"], package-data = {{"*" = ["kernels/*"]}}}}\n'
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
-        cwd=tree.root,
-        env=env.child_environment(
-            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
-            CXX=str(compiler.path),
-            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
-            TMPDIR=str(tmp_path / "tmp"),
-            ACCEL_BUILD_OPS="1",
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    wait_until(compiler.ended)
-    assert list((tmp_path / "out").iterdir()) == list((tmp_path / "tmp").iterdir()) == []
-    assert not tree.prebuilt.exists()
-    assert Cache(tmp_path / "cache").entries() == []

@@ -11,10 +11,11 @@ from op_builder import env
 from op_builder.cache.key import plan_key
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import IncompatibleOpError, ToolchainError
-from op_builder.system.outcomes import Failed, Passed, failures
+from op_builder.system.outcomes import Failed, failures
 from op_builder.system.records import Memo
 from op_builder.toolchains import oneccl
 from tests.support.compilers import needs_gxx
+from tests.support.foreign_package import write_package
 
 CONFIG = """
 #define CCL_MAJOR_VERSION           2022
@@ -26,13 +27,8 @@ CONFIG = """
 
 def fake(prefix: Path, library: str = "lib/libccl.so", *, with_headers: bool = True) -> Path:
     """A prefix with files of oneCCL's names, that hold nothing of it."""
-    (prefix / library).parent.mkdir(parents=True)
-    (prefix / library).write_text("no library")
-    if with_headers:
-        config = prefix / "include" / "oneapi" / "ccl" / "config.h"
-        config.parent.mkdir(parents=True)
-        config.write_text(CONFIG)
-    return prefix
+    headers = {"include/oneapi/ccl/config.h": CONFIG} if with_headers else {}
+    return write_package(prefix.parent, prefix.name, {library: "no library", **headers})
 
 
 @pytest.fixture
@@ -46,11 +42,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("library", ["lib/libccl.so", "lib64/libccl.so", "lib/x86_64-linux-gnu/libccl.so"])
 def test_a_prefix_is_read_without_being_opened(library: str, tmp_path: Path) -> None:
-    found = oneccl.oneccl_in(fake(tmp_path / "ccl", library))
-    assert found is not None
-    assert found.library == tmp_path / "ccl" / library
-    assert found.version == "2022.1.7.2026-08-19T06:08:47Z"
-    assert found.as_library.include_dir == tmp_path / "ccl" / "include"
+    assert oneccl.oneccl_in(fake(tmp_path, library)) == oneccl.OneCCL(
+        tmp_path, tmp_path / library, "2022.1.7.2026-08-19T06:08:47Z"
+    )
 
 
 def test_environments_come_before_the_system_and_ccl_root_before_all(nowhere: Path) -> None:
@@ -128,17 +122,3 @@ def test_the_key_counts_the_version_and_names_no_place(nowhere: Path, tmp_path: 
         config.write_text(CONFIG.replace("2026", "2027"))
         os.utime(config, ns=(1, 1))
         assert key() != first
-
-
-real = oneccl.find_oneccl()
-
-
-@pytest.mark.skipif(
-    real is None or not real.version,
-    reason="needs oneCCL: the extra ccl, or CCL_ROOT",
-)
-def test_the_checks_of_a_real_one_hold_and_are_remembered(tmp_path: Path) -> None:
-    memo = Memo(tmp_path / "memo")
-    for check in (oneccl.build_check, oneccl.load_check):
-        assert isinstance(check(memo), Passed)
-    assert len(list((tmp_path / "memo").iterdir())) >= 2

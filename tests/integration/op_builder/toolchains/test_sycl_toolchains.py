@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from setuptools.dist import Distribution
+from torch.utils.cpp_extension import BuildExtension
 
 from op_builder import env
 from op_builder.builder.recipe import make_plan
@@ -25,8 +26,8 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import choose, gather_facts
 from op_builder.toolchains.sycl_runtime import find_runtime
 from tests.support import stand_in_icpx
-from tests.support.compilers import require_program
-from tests.support.stand_in_icpx import OF_PYTHON
+from tests.support.compilers import program, shared_library
+from tests.support.foreign_package import write_package
 from tests.support.sycl_ops import ScaleBuilder, needs_runtime, write_scale
 
 
@@ -34,17 +35,11 @@ from tests.support.sycl_ops import ScaleBuilder, needs_runtime, write_scale
 def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A torch for XPU as far as its commands go, with the stand-in on PATH; the file that logs its calls."""
     directory = tmp_path / "bin"
-    directory.mkdir()
-    program = directory / "icpx"
-    stand_in = Path(stand_in_icpx.__file__)
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(stand_in))} "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    interpreter, stand_in = map(shlex.quote, (sys.executable, stand_in_icpx.__file__))
+    program(directory / "icpx", f'exec {interpreter} -S {stand_in} "$@"')
     # Further libraries of an XPU build of torch, empty because nothing in them is called.
     for name in ("torch_xpu", "c10_xpu"):
-        done = run(
-            [require_program("g++"), "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")]
-        )
-        assert done.ok, done.errors
+        shared_library(directory / f"lib{name}.so", "")
     log = tmp_path / "calls"
     monkeypatch.setenv("PATH", f"{directory}:{env.child_environment()['PATH']}")
     monkeypatch.setenv("LIBRARY_PATH", str(directory))
@@ -67,67 +62,44 @@ def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path:
     assert request.toolset is not None
     assert {source.language for source in request.plan.sources} == {Language.SYCL}
     commands = build_commands(request.plan, request.toolset)
-    for step in commands.compile_steps:
-        done = subprocess.run(step.command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    def run_here(command: Sequence[str]) -> None:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+    for step in commands.compile_steps:
+        run_here(step.command)
         assert (tmp_path / step.object_name).exists()
         # The kernels' texts are read before the binding, so an edited one is noticed.
         assert ("factor.h" in (tmp_path / step.depfile).read_text()) is (step.source.path.name == "binding.cpp")
-    device = subprocess.run(commands.device_link, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert device.returncode == 0, device.stderr
+    run_here(commands.device_link)
     link = ["-fsycl", "-fsycl-link", "--offload-compress", "-fsycl-targets=spir64_gen,spir64"]
     assert calls(icpx)[-1][-6:] == [*link, "-Xs", "-device pvc,bmg"]
     for command in (*commands.stand_ins.values(), commands.link):
-        linked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert linked.returncode == 0, linked.stderr
+        run_here(command)
     listed = run(["nm", "-D", str(tmp_path / request.plan.artifact_name)])
     assert "accel_register_library" in listed.output
 
 
 @pytest.mark.slow
 @needs_runtime
-def test_jit_and_torchs_own_extension_tell_icpx_the_same(
+def test_torchs_own_extension_has_icpx_compile_the_same_plan(
     tmp_path: Path, icpx: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The stand-in refuses commands without the plan's flags."""
     write_scale(tmp_path / "op")
-    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    request = Request.of(builder)
-    assert request.toolset is not None
-    ours = build_commands(request.plan, request.toolset).compile_steps[-1].command
     monkeypatch.chdir(tmp_path)
-    extension = builder.builder()
-    assert all(name.endswith(".sycl") and Path(name).is_file() for name in extension.sources)
-    theirs = _built_by_torch(extension, tmp_path, icpx)
-    for command in (ours, theirs):
-        host = next(word.partition("=")[2] for word in command if word.startswith("-fsycl-host-compiler="))
-        assert shutil.which(host) is not None
-    assert meaning(ours[1:]) == meaning(theirs)
-    assert meaning(_host_options(ours)) == meaning(_host_options(theirs))
-    assert ours[ours.index("-include") + 1].endswith("scale.sycl.hpp")
-    wrapper = next(Path(word) for word in theirs if word.endswith("binding.sycl"))
-    assert [line.partition('"')[2].rpartition("/")[2] for line in wrapper.read_text().splitlines()] == [
-        'scale.sycl.hpp"',
-        'binding.cpp"',
-    ]
-
-
-def meaning(arguments: list[str]) -> set[str]:
-    """What of a command decides what is compiled: no files, no places, nothing that setuptools adds to every one."""
-    words = iter(arguments)
-    of_setuptools = ("-DPy_LIMITED_API", "-DTORCH_EXTENSION_NAME", "-DTORCH_API_INCLUDE_EXTENSION_H", "-MD", "-c")
-    places = ("-I", "-fsycl-host-compiler", "-ffile-prefix-map=")
-    kept: dict[str, str] = {}
-    for word in words:
-        if word in ("-o", "-MF", "-isystem", "-include", "-x"):
-            next(words)
-        elif word.startswith("-") and not word.startswith((*places, *of_setuptools)) and word not in OF_PYTHON:
-            kept["-std" if word.startswith("-std=") else word] = word  # of several standards the last counts
-    return set(kept.values())
-
-
-def _host_options(command: list[str]) -> list[str]:
-    mark = "-fsycl-host-compiler-options="
-    return shlex.split(next(word.removeprefix(mark) for word in command if word.startswith(mark)))
+    extension = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).builder()
+    command = BuildExtension(Distribution({"name": "made", "ext_modules": [extension]}))
+    command.build_lib, command.build_temp = str(tmp_path / "lib"), str(tmp_path / "temp")
+    command.ensure_finalized()
+    command.run()
+    compiled = [call for call in calls(icpx) if "-c" in call]
+    assert len(compiled) == len(extension.sources)
+    assert all("-fsycl-targets=spir64_gen,spir64" in call for call in compiled)
+    (wrapper,) = (Path(name) for name in extension.sources if name.endswith("binding.sycl"))
+    included = [line.partition('"')[2].rpartition("/")[2] for line in wrapper.read_text().splitlines()]
+    assert included == ['scale.sycl.hpp"', 'binding.cpp"']
 
 
 @needs_runtime
@@ -140,8 +112,8 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
     assert wheel is not None
     prefix = tmp_path / "oneapi"
     (prefix / "bin").mkdir(parents=True)
-    for name in ("include", "lib"):
-        (prefix / name).symlink_to(getattr(wheel, "include_dir" if name == "include" else "library_dir"))
+    (prefix / "include").symlink_to(wheel.include_dir)
+    (prefix / "lib").symlink_to(wheel.library_dir)
     shutil.copy(tmp_path / "bin" / "icpx", prefix / "bin" / "icpx")
     (tmp_path / "bin" / "icpx").unlink()
     (tmp_path / "bin" / "icpx").symlink_to(prefix / "bin" / "icpx")  # as a module system has it
@@ -166,36 +138,17 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
     assert str(prefix / "include") in extension.include_dirs
 
 
-def _built_by_torch(extension: Any, directory: Path, log: Path) -> list[str]:
-    """The icpx command of torch's BuildExtension for the last source of ``extension``."""
-    from setuptools.dist import Distribution
-    from torch.utils.cpp_extension import BuildExtension
-
-    log.write_text("")
-    distribution = Distribution({"name": "made", "ext_modules": [extension]})
-    command = BuildExtension(distribution)
-    command.build_lib, command.build_temp = str(directory / "lib"), str(directory / "temp")
-    command.ensure_finalized()
-    command.run()
-    compiled = [call for call in calls(log) if "-c" in call]
-    assert len(compiled) == len(extension.sources)
-    return next(call for call in compiled if any(word.endswith("binding.sycl") for word in call))
-
-
 @needs_runtime
 def test_ipex_gives_its_own_extension(tmp_path: Path, icpx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site" / "intel_extension_for_pytorch" / "xpu"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "cpp_extension.py").write_text(
+    code = (
         "from setuptools import Extension\n"
         "def DPCPPExtension(name, sources, **arguments):\n"
         "    made = Extension(name, sources, **arguments)\n"
         "    made.made_by = 'DPCPPExtension'\n"
         "    return made\n"
     )
-    monkeypatch.syspath_prepend(str(package.parents[1]))
+    write_package(tmp_path / "site", "intel_extension_for_pytorch", {"xpu/cpp_extension.py": code})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr("op_builder.toolchains.sycl.torch_install", torch_install)
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))

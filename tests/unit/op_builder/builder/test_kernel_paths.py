@@ -1,69 +1,23 @@
-"""Hooks for kernels in the package whose Python code names them."""
-
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
 from op_builder.errors import SourceNotFoundError
-from tests.support.foreign_package import importable, load_module, run_python, write_package
+from tests.support.foreign_package import run_python
 
-FILES = {
-    "ops/builders.py": """
-from op_builder import Binding, CPUOpBuilder
-from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
-
-acme_kernel_path, acme_kernel_include = kernel_path_hooks("acme")
+HERE = Path(__file__).parent
 
 
-class AcmeBuilder(CPUOpBuilder):
-    NAME = "acme"
-    BINDING = Binding.STABLE
-
-    def sources(self):
-        return [acme_kernel_path("kernels/scale.cpp")]
-
-    def include_paths(self):
-        return ["csrc", acme_kernel_include("kernels/include")]
-
-
-def several(paths):
-    return list(map(sycl_kernel_path, paths))
-""",
-    "ops/kernels/scale.cpp": "",
-    "ops/kernels/include/amount.h": "",
-    "shared/other.cpp": "",
-}
-
-
-@pytest.fixture
-def acme(tmp_path: Path) -> Iterator[ModuleType]:
-    write_package(tmp_path, "acme_hooks", FILES)
-    with importable(tmp_path, "acme_hooks"):
-        yield load_module("acme_hooks.ops.builders")
-
-
-def test_paths_are_relative_to_the_module_that_calls(
-    acme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_module_that_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    builder = acme.AcmeBuilder()
-    here = tmp_path / "acme_hooks" / "ops" / "kernels"
-    assert builder.sources() == [str(here / "scale.cpp")]
-    assert [source.label for source in builder.plan().sources] == ["kernels/scale.cpp"]
-    assert builder.include_paths() == ["csrc", str(here / "include")]
-    other = str(tmp_path / "acme_hooks" / "shared" / "other.cpp")
-    assert acme.several(["../shared/other.cpp", other]) == [other, other]
-
-
-def test_the_functions_bear_the_prefix() -> None:
-    path, include = kernel_path_hooks("xyz")
-    assert (path.__name__, include.__name__) == ("xyz_kernel_path", "xyz_kernel_include")
-    assert (sycl_kernel_path.__name__, sycl_kernel_include.__name__) == ("sycl_kernel_path", "sycl_kernel_include")
+    path, include = kernel_path_hooks("acme")
+    assert (path.__name__, include.__name__) == ("acme_kernel_path", "acme_kernel_include")
+    paths = ["test_kernel_paths.py", "../builder/test_kernel_paths.py", __file__]
+    assert [*map(path, paths), *map(sycl_kernel_path, paths)] == [__file__] * 6
+    assert [include("../builder"), sycl_kernel_include(".")] == [str(HERE)] * 2
 
 
 @pytest.mark.parametrize(
@@ -80,8 +34,8 @@ def test_a_missing_file_is_an_error_with_its_path(hook: object, path: str, found
     with pytest.raises(SourceNotFoundError, match=found) as caught:
         hook(path)  # type: ignore[operator]
     message = str(caught.value)
-    assert f"_kernel_{'path' if hook is sycl_kernel_path else 'include'}({path!r})" in message
-    assert str((Path(__file__).parent / path).resolve()) in message
+    assert f"sycl_kernel_{'path' if hook is sycl_kernel_path else 'include'}({path!r})" in message
+    assert str((HERE / path).resolve()) in message
     assert "package data" in message
 
 

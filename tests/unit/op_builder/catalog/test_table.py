@@ -1,5 +1,3 @@
-"""The table of ops, and what is made from it or must agree with it."""
-
 from __future__ import annotations
 
 import importlib
@@ -15,6 +13,7 @@ from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_build
 from op_builder.catalog.table import DEVICES, OPS, OTHERS_OPS, Op, cache_keys, markdown_table
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import IncompatibleOpError
+from op_builder.report.collect import op_row
 
 ROOT = Path(__file__).resolve().parents[4]
 IN_HOST_MEMORY = {
@@ -54,11 +53,14 @@ def test_every_op_has_a_builder_on_every_device(op: Op, package: str) -> None:
         assert set(device_package(package).classes) == AVAILABLE[package]
         assert op.builder in dir(importlib.import_module(package))
         return
-    assert cls().is_compatible() is False
-    with pytest.raises(IncompatibleOpError) as caught:
-        cls().load()
-    assert all(re.search(rf"\b{device}\b", caught.value.message) for device in op.devices)
-    assert op.builder in caught.value.remedy
+    builder = cls()
+    row = op_row(builder)
+    assert (row.compatible, row.installed, row.cached) == (False, False, False)
+    for load in (builder.load, builder.jit_load, builder.plan, builder.builder):
+        with pytest.raises(IncompatibleOpError) as caught:
+            load()
+        assert all(re.search(rf"\b{device}\b", caught.value.message) for device in op.devices)
+        assert op.builder in caught.value.remedy == row.remedy
 
 
 @pytest.mark.parametrize("package", OUR_PACKAGES)
@@ -98,6 +100,8 @@ def test_the_readme_and_the_cache_keys_are_those_of_the_table() -> None:
     assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8")
     keys = re.findall(r'  \{ env = "ACCEL_BUILD_(?!OPS|TARGET|TORCH)\w+" \},\n', (ROOT / "pyproject.toml").read_text())
     assert "".join(keys) == cache_keys()
+    template = (ROOT / "examples" / "my_ops" / "pyproject.toml").read_text()
+    assert {"OPS", "TARGET", "TORCH"} <= set(re.findall(r'\{ env = "ACCEL_BUILD_(\w+)" \}', template))
 
 
 def test_the_page_on_deepspeed_lists_each_of_its_builders() -> None:

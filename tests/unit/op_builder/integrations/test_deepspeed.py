@@ -14,10 +14,7 @@ from tests.support.foreign_package import ROOT, run_python, write_package
 ACCELERATOR = """
 from importlib import import_module
 
-try:
-    from accelerator.abstract_accelerator import DeepSpeedAccelerator
-except ImportError:
-    raise SystemExit("accel-ops is not importable")
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
 
 
 class Own:
@@ -52,16 +49,10 @@ def get_accelerator():
 
 def set_accelerator(accelerator):
     global current
-    assert isinstance(accelerator, DeepSpeedAccelerator) or isinstance(accelerator, Own)
+    assert isinstance(accelerator, (DeepSpeedAccelerator, Own))
     current = accelerator
 """
 OWN = """
-try:
-    from op_builder import __deepspeed__
-except ImportError:
-    pass
-
-
 class CPUAdamBuilder:
     pass
 
@@ -105,14 +96,16 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The device that DeepSpeed finds, which is the CPU unless a test names another."""
     name = str(getattr(request, "param", "cpu"))
     files = {
+        "__init__.py": "import deepspeed.user\n",
         "accelerator/real_accelerator.py": ACCELERATOR % name,
+        "ops/op_builder/__init__.py": RESOLVE,
         "ops/op_builder/own.py": OWN,
         "ops/op_builder/all_ops.py": LISTS,
+        # What DS_BUILD_OPS compiled; this library's ops replace such, too.
+        "git_version_info_installed.py": "installed_ops = {'installed': True, 'cpu_adam': True, 'fused_adam': True}\n",
         "user.py": "from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder\n",
     }
-    package = write_package(tmp_path, "deepspeed", files)
-    (package / "ops" / "op_builder" / "__init__.py").write_text(RESOLVE)
-    (package / "__init__.py").write_text("import deepspeed.user\n")
+    write_package(tmp_path, "deepspeed", files)
     (tmp_path / "deepspeed-0.19.8.dist-info").mkdir()
     (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.8\n")
     return name
@@ -128,12 +121,15 @@ def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], 
 
 @pytest.mark.parametrize(
     ("device", "how"),
-    [("cpu", "before"), ("cpu", "after"), ("cpu", "variable"), ("cuda", "after")],
+    [("cpu", "before"), ("cpu", "after"), ("cpu", "inside"), ("cpu", "variable"), ("cuda", "after")],
     indirect=["device"],
 )
 def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: str, how: str) -> None:
-    line = "import op_builder.integrations.deepspeed\n"
-    code = {"before": line, "after": "import deepspeed\n" + line, "variable": "import deepspeed\n"}[how] + SHOW
+    line, begin = "import op_builder.integrations.deepspeed\n", "import deepspeed\n"
+    if how == "inside":  # while DeepSpeed is being imported
+        start = tmp_path / "deepspeed" / "__init__.py"
+        start.write_text(line + start.read_text())
+    code = {"before": line, "after": begin + line}.get(how, begin) + SHOW
     again = "print('again')\nintegration.on()\nshow()\n"
     lines, log = run(tmp_path, code + again, ACCEL_DEEPSPEED="1" if how == "variable" else None)
     assert lines[0].startswith(OURS[device])
@@ -170,14 +166,6 @@ def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path) -> None:
     assert "WARNING accel-ops was tested with DeepSpeed 0.18 to 0.19.8, not with 0.19.9." in log
 
 
-def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
-    start = tmp_path / "deepspeed" / "__init__.py"
-    start.write_text("import op_builder.integrations.deepspeed\n" + start.read_text())
-    lines, _ = run(tmp_path, "import deepspeed\n" + SHOW)
-    assert lines[0].startswith(OURS[device])
-    assert lines[1] == "deepspeed deepspeed deepspeed deepspeed"
-
-
 OTHER = """
 from .builder import CPUOpBuilder
 
@@ -203,7 +191,6 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_p
     directory = tmp_path / "deepspeed" / "ops" / "op_builder"
     (directory / "transformer.py").write_text(OTHER)
     (directory / "of_another_release.py").write_text("from .builder import missing\n")
-    (tmp_path / "deepspeed" / "git_version_info_installed.py").write_text("installed_ops = {'installed': True}\n")
     code = """
         from deepspeed.accelerator.real_accelerator import get_accelerator
         from deepspeed.ops import op_builder as builders
@@ -263,7 +250,8 @@ def test_a_checkout_of_deepspeed_that_hides_our_packages_is_named(tmp_path: Path
     assert f"ModuleNotFoundError: {message.format(place=place)}" in done.stderr
 
 
-def test_reductions_find_their_op_once(tmp_path: Path, device: str) -> None:
+@pytest.mark.usefixtures("device")
+def test_reductions_find_their_op_once(tmp_path: Path) -> None:
     code = """
         import torch, op_builder.integrations.deepspeed
         from op_builder.cpu import ShareMemCommBuilder
@@ -276,22 +264,17 @@ def test_reductions_find_their_op_once(tmp_path: Path, device: str) -> None:
             torch.ops.deepspeed.inference_all_reduce_(tensor)
         print(tensor.tolist(), len(loads))
     """
-    if device == "cpu":
-        assert run(tmp_path, code)[0] == ["[0.0, 0.0, 0.0] 1"]
+    assert run(tmp_path, code)[0] == ["[0.0, 0.0, 0.0] 1"]
 
 
-def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) -> None:
+@pytest.mark.usefixtures("device")
+def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path) -> None:
     directory = tmp_path / "deepspeed" / "ops" / "op_builder"
     (directory / "cpu").mkdir()
-    for name, module in (
-        ("WideBuilder", "wide"),
-        ("NarrowBuilder", "cpu/narrow"),
-        ("BothBuilder", "both"),
-        ("BothBuilder", "cpu/both"),
-    ):
-        (directory / f"{module}.py").write_text(
-            f"from .builder import CPUOpBuilder\n\n\nclass {name}(CPUOpBuilder):\n    NAME = {name!r}\n"
-        )
+    for name in ("wide", "cpu/narrow", "both", "cpu/both"):
+        class_name = f"{Path(name).name.capitalize()}Builder"
+        text = f"from .builder import CPUOpBuilder\n\n\nclass {class_name}(CPUOpBuilder):\n    NAME = {name!r}\n"
+        (directory / f"{name}.py").write_text(text)
     code = """
         from op_builder.builder import OpBuilder
         from op_builder.integrations.deepspeed import engine_builder
@@ -301,7 +284,7 @@ def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) 
     """
     begin = "import logging; logging.disable()\n"
     done = run_python(begin + textwrap.dedent(code), tmp_path, ACCEL_ACCELERATOR="cpu")
-    places = ["wide", "cpu.narrow", "cpu.both" if device == "cpu" else "both"]
+    places = ["wide", "cpu.narrow", "cpu.both"]
     assert done.stdout.splitlines() == [f"deepspeed_on_accel_ops.{place} True" for place in places]
     assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr
     assert "It has: BothBuilder, NarrowBuilder, WideBuilder." in done.stderr

@@ -1,5 +1,3 @@
-"""What the environment requests of a prebuild."""
-
 from __future__ import annotations
 
 import os
@@ -47,24 +45,6 @@ def test_the_environment_is_read(variables: dict[str, str], request_: BuildReque
 def test_a_switch_that_is_neither_0_nor_1_is_refused(name: str) -> None:
     with env.scope(**{name: "yes"}), pytest.raises(EnvironmentValueError, match=f"{name}='yes' is not valid"):
         BuildRequest.from_environment()
-
-
-@pytest.mark.parametrize(
-    ("everything", "switches", "wanted", "required"),
-    [
-        (False, {}, False, False),
-        (True, {}, True, False),
-        (False, {"ACCEL_BUILD_CPU_ADAM": True}, True, True),
-        (True, {"ACCEL_BUILD_CPU_ADAM": False}, False, False),
-        (True, {"ACCEL_BUILD_CPU_LION": False}, True, False),
-    ],
-)
-def test_an_ops_own_variable_goes_before_the_general_one(
-    everything: bool, switches: dict[str, bool], wanted: bool, required: bool
-) -> None:
-    request = BuildRequest(everything, switches)
-    assert request.wants(CPUAdamBuilder()) == wanted
-    assert request.requires(CPUAdamBuilder()) == required
 
 
 @pytest.mark.parametrize(

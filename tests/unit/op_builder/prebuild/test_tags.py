@@ -1,5 +1,3 @@
-"""The tag of a wheel with binaries."""
-
 from __future__ import annotations
 
 import importlib.util

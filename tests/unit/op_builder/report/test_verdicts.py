@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -162,23 +160,18 @@ def test_the_system(axis: str, of: Binary, answer: str, reason: str, problem: st
     assert found.problem == problem
 
 
-def test_an_unknown_symbol_is_named() -> None:
-    assert (
-        verdict("libraries", binary("acme"), machine(lacks=["acme"])).reason == "no library that it names defines acme"
-    )
-
-
 @pytest.mark.parametrize(
-    ("of", "on", "problem"),
+    ("axis", "of", "on", "problem"),
     [
-        (binary("torch_call"), machine(torch=""), "torch is not installed"),
-        (binary("torch_call"), machine(lacks=["torch_call"]), "torch 2.11.0 lacks torch_call"),
-        (binary(needed=("libtorch_cuda.so",)), machine(), "torch 2.11.0 has no libtorch_cuda.so"),
-        (binary("torch_new"), machine(torch="2.99"), ""),  # newer than the lists: its own libraries decide
+        ("torch", binary("torch_call"), machine(torch=""), "torch is not installed"),
+        ("torch", binary("torch_call"), machine(lacks=["torch_call"]), "torch 2.11.0 lacks torch_call"),
+        ("torch", binary(needed=("libtorch_cuda.so",)), machine(), "torch 2.11.0 has no libtorch_cuda.so"),
+        ("torch", binary("torch_new"), machine(torch="2.99"), ""),  # newer than the lists: its own libraries decide
+        ("libraries", binary("acme"), machine(lacks=["acme"]), "no library that it names defines acme"),
     ],
 )  # fmt: skip
-def test_the_installed_torch_decides_about_this_machine(of: Binary, on: Machine, problem: str) -> None:
-    assert verdict("torch", of, on).problem == problem
+def test_the_installed_libraries_decide_about_this_machine(axis: str, of: Binary, on: Machine, problem: str) -> None:
+    assert verdict(axis, of, on).problem == problem
 
 
 @pytest.mark.parametrize(
@@ -202,16 +195,6 @@ def test_a_tag_that_does_not_fit_the_libraries_is_an_error(tag: str, of: Binary,
     assert bool(found.problem) == (reason != "fits its libraries")
 
 
-def zipped(name: str, content: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, content)
-    return file.getvalue()
-
-
-DAMAGED_MEMBER = zipped("x.so", bytes(1000)).replace(b"x.so", b"x.so\xff\xff", 1)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -221,7 +204,6 @@ DAMAGED_MEMBER = zipped("x.so", bytes(1000)).replace(b"x.so", b"x.so\xff\xff", 1
         ("x.dylib", b"\xcf\xfa\xed\xfe", "x.dylib is a macOS library"),
         ("x.so", b"\x7fELF\x02\x01\x01" + bytes(9), "x.so is a damaged ELF file"),
         ("x-1-py3-none-any.whl", b"PK", "is a damaged wheel"),
-        ("x-1-py3-none-any.whl", DAMAGED_MEMBER, "is a damaged wheel"),
         ("x.zip", b"PK\x05\x06" + bytes(18), "is a zip archive, but its name is not a wheel's"),
         ("", b"", "is not a file"),
         ("missing.so", None, "cannot be read: No such file or directory"),

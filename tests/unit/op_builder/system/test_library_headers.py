@@ -32,7 +32,7 @@ def test_an_architecture_has_its_name_in_wheel_tags(number: int, bits: int, orde
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(60), b"\xcf\xfa\xed\xfe" + b"\xff" * 40])
 def test_a_damaged_library_for_macos_is_refused(tmp_path: Path, content: bytes) -> None:
-    """tests/system/op_builder/test_cross_builds.py reads a real one."""
+    """tests/system/op_builder/test_ziglang.py reads a real one."""
     (tmp_path / "acme.so").write_bytes(content)
     with pytest.raises(ValueError, match="damaged"):
         read_library(tmp_path / "acme.so")

@@ -7,20 +7,11 @@ from torch.utils import cpp_extension
 
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError
-from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse_arch_list, target_archs
+from op_builder.toolchains.cuda_archs import gencode_flags, parse_arch_list, target_archs
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "8.0",
-        "8.0;9.0a+PTX",
-        "7.5 8.6+PTX",
-        "Ampere",
-        "Volta+Tegra;Turing",
-        "10.0a;12.0",
-        "Blackwell",
-    ],
+    "text", ["8.0", "8.0;9.0a+PTX", "7.5 8.6+PTX", "Ampere", "Volta+Tegra;Turing", "10.0a;12.0", "Blackwell"]
 )
 def test_same_flags_as_torch(text: str) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST=text):
@@ -40,38 +31,26 @@ def test_gencode_of_a_wrong_entry_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "expected"),
+    ("asked", "toolkit", "devices", "expected"),
     [
-        ("9.0a", [(8, 0)], ["9.0a"]),
-        (None, [(9, 0), (8, 0), (9, 0)], ["8.0", "9.0+PTX"]),
-        ("native", [(7, 5)], ["7.5+PTX"]),
-        (" ; ", [(8, 6)], ["8.6+PTX"]),
-        (None, [], ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
+        ("9.0a", (13, 0), [(8, 0)], ["9.0a"]),
+        (None, (13, 0), [(9, 0), (8, 0), (9, 0)], ["8.0", "9.0+PTX"]),
+        ("native", (13, 0), [(7, 5)], ["7.5+PTX"]),
+        (" ; ", (13, 0), [(8, 6)], ["8.6+PTX"]),
+        # without a device
+        (None, (13, 0), [], ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
+        (None, (12, 4), [], ["7.5", "8.0", "8.6", "8.9", "9.0+PTX"]),
+        (None, (11, 8), [], ["7.5", "8.0", "8.6", "8.9", "9.0+PTX"]),
+        # a device newer than the toolkit
+        (None, (12, 4), [(12, 1)], ["9.0+PTX"]),
+        (None, (12, 8), [(12, 1), (8, 0)], ["8.0", "12.0+PTX"]),
+        (None, (11, 7), [(9, 0), (8, 9)], ["8.7+PTX"]),
+        (None, (13, 0), [(12, 1)], ["12.1+PTX"]),
+        (None, (14, 0), [(13, 0)], ["13.0+PTX"]),
     ],
 )
-def test_what_is_compiled_for(asked: str | None, devices: list[tuple[int, int]], expected: list[str]) -> None:
-    with env.scope(TORCH_CUDA_ARCH_LIST=asked):
-        assert target_archs((13, 0), devices) == expected
-
-
-@pytest.mark.parametrize(("toolkit", "first", "last"), [((11, 8), "7.5", "9.0+PTX"), ((12, 4), "7.5", "9.0+PTX")])
-def test_older_toolkits_get_what_they_know(toolkit: tuple[int, int], first: str, last: str) -> None:
-    archs = default_archs(toolkit)
-    assert (archs[0], archs[-1]) == (first, last)
-
-
-@pytest.mark.parametrize(
-    ("toolkit", "devices", "expected"),
-    [
-        ((12, 4), [(12, 1)], ["9.0+PTX"]),
-        ((12, 8), [(12, 1), (8, 0)], ["8.0", "12.0+PTX"]),
-        ((11, 7), [(9, 0), (8, 9)], ["8.7+PTX"]),
-        ((13, 0), [(12, 1)], ["12.1+PTX"]),
-        ((14, 0), [(13, 0)], ["13.0+PTX"]),
-    ],
-)
-def test_a_device_newer_than_the_toolkit_gets_what_that_knows(
-    toolkit: tuple[int, int], devices: list[tuple[int, int]], expected: list[str]
+def test_what_is_compiled_for(
+    asked: str | None, toolkit: tuple[int, int], devices: list[tuple[int, int]], expected: list[str]
 ) -> None:
-    with env.scope(TORCH_CUDA_ARCH_LIST=None):
+    with env.scope(TORCH_CUDA_ARCH_LIST=asked):
         assert target_archs(toolkit, devices) == expected

@@ -1,30 +1,18 @@
-"""Compiler flags of one word and of two."""
-
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from op_builder.builder.inline import GivenBuilder
 from op_builder.errors import AccelError
-from op_builder.toolchains.flags import check_words, expand_response_files, grouped_flags, named_files
-
-
-@pytest.mark.parametrize(
-    ("words", "groups"),
-    [
-        (["-D", "X=1", "-O3"], [("-D", "X=1"), ("-O3", "")]),
-        (["-DX=1", "-isystem/opt", "-Ia"], [("-D", "X=1"), ("-isystem", "/opt"), ("-I", "a")]),
-        (["-Xclang", "-DX", "-g"], [("-Xclang", "-DX"), ("-g", "")]),
-        (["--param", "max-inline-insns-auto=1"], [("--param", "max-inline-insns-auto=1")]),
-        (["-O2", "-D"], [("-O2", ""), ("-D", "")]),
-    ],
-    ids=lambda value: " ".join(map(str, value)),
+from op_builder.toolchains.flags import (
+    check_words,
+    expand_response_files,
+    named_files,
+    without_older_standards,
 )
-def test_flags_are_cut_from_their_values(words: list[str], groups: list[tuple[str, str]]) -> None:
-    found = list(grouped_flags(words))
-    assert [(flag, value) for flag, value, _ in found] == groups
-    assert [word for *_, written in found for word in written if word] == words
 
 
 def test_response_files_are_replaced_by_their_words_also_nested(tmp_path: Path) -> None:
@@ -52,14 +40,40 @@ def test_a_file_that_a_flag_names_is_found(tmp_path: Path, form: str) -> None:
     assert named_files(["-D", f"X={file}", f"-DY={file}", f"-I{tmp_path}"]) == []
 
 
-def test_a_file_that_a_nested_response_file_names_is_found(tmp_path: Path) -> None:
-    script, outer = tmp_path / "script", tmp_path / "outer"
-    script.touch()
-    outer.write_text(f"--version-script={script}")
-    assert named_files([f"-Wl,@{outer}"]) == [str(outer), str(script)]
-
-
 @pytest.mark.parametrize("word", ["/a\nb", "-DX=\0"])
 def test_a_word_that_ninja_cannot_express_is_refused(word: str) -> None:
     with pytest.raises(AccelError, match="line break or a null"):
         check_words(["-O2", word])
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        (["-std=c++17", "-O3"], ["-O3"]),
+        (["-std=gnu++1z", "-std=c++11"], []),
+        (["-std=c++20"], ["-std=c++20"]),
+        (["-std=c++2b", "-DA"], ["-std=c++2b", "-DA"]),
+        (["-std=c11"], ["-std=c11"]),
+        (["-ansi", "-DA"], ["-DA"]),
+    ],
+)
+def test_only_older_standards_are_removed(flags: list[str], kept: list[str]) -> None:
+    assert without_older_standards("acme", "-std=c++20", flags) == kept
+
+
+def test_an_older_standard_in_a_response_file_does_not_win(tmp_path: Path) -> None:
+    (tmp_path / "flags.rsp").write_text("-std=c++14 -DA")
+    builder = GivenBuilder("acme", {"a.cpp": "int x;"}, cxx_flags=[f"@{tmp_path / 'flags.rsp'}"])
+    flags = builder.plan().cxx_flags
+    assert "-DA" in flags
+    assert "-std=c++14" not in flags
+
+
+def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "op_builder"):
+        for _ in range(3):
+            without_older_standards("acme_once", "-std=c++20", ["-std=c++14"])
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Op 'acme_once' is compiled with -std=c++20 instead of -std=c++14: the installed torch requires it."
+    )

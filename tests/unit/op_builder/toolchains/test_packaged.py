@@ -1,5 +1,3 @@
-"""The commands that run ziglang's clang."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -17,28 +17,25 @@ from op_builder.toolchains.sycl_texts import collect_texts
 RUNTIME = SyclRuntime(Path("/p"), "9.0.0 (20260930)", 9, Path("/p/lib/libsycl-jit.so"), None)
 XPU = SyclFacts("20250302", "/oneapi/icpx", False, RUNTIME, has_kernel_texts=True, ahead_runtime=RUNTIME)
 PLAIN = SyclFacts(None, None, False, RUNTIME, has_kernel_texts=True)
+ICPX = replace(PLAIN, icpx="/oneapi/icpx")
 
 
 @pytest.mark.parametrize(
-    ("facts", "chosen", "words"),
+    ("facts", "name", "words"),
     [
         (XPU, "icpx", "torch for XPU 20250302"),
         (replace(XPU, icpx=None), "sycl-rtc", "libsycl 9.0.0"),
         (replace(XPU, has_ipex=True), "icpx", "torch for XPU"),
         (replace(XPU, asked="sycl-rtc"), "sycl-rtc", "libsycl 9.0.0"),
-        (
-            replace(PLAIN, icpx="/oneapi/icpx", has_ipex=True, ahead_runtime=RUNTIME),
-            "ipex",
-            "intel_extension_for_pytorch",
-        ),
+        (replace(ICPX, has_ipex=True, ahead_runtime=RUNTIME), "ipex", "intel_extension_for_pytorch"),
         (PLAIN, "sycl-rtc", "libsycl 9.0.0"),
-        (replace(PLAIN, icpx="/oneapi/icpx"), "sycl-rtc", "libsycl 9.0.0"),
+        (ICPX, "sycl-rtc", "libsycl 9.0.0"),
     ],
 )
-def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, chosen: str, words: str) -> None:
+def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, name: str, words: str) -> None:
     found = choose(facts)
     assert isinstance(found, Passed)
-    assert (found.name, words in found.detail) == (chosen, True)
+    assert (found.name, words in found.detail) == (name, True)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +45,7 @@ def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, chosen: str,
         (replace(PLAIN, runtime=replace(RUNTIME, kernel_compiler=None)), "sycl-rtc", "libsycl-jit.so", "pip install"),
         (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
         (replace(XPU, icpx=None, has_kernel_texts=False), "icpx", "icpx is not on PATH", "setvars.sh"),
-        (
-            replace(XPU, ahead_runtime=None, asked="icpx"),
-            "icpx",
-            "neither /oneapi/icpx's own installation",
-            "setvars.sh",
-        ),
+        (replace(XPU, ahead_runtime=None, asked="icpx"), "icpx", "neither /oneapi/icpx's own", "setvars.sh"),
         (replace(PLAIN, asked="icpx"), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
         (replace(XPU, asked="ipex"), "ipex", "intel_extension_for_pytorch is not installed", "Install it"),
     ],
@@ -76,27 +68,23 @@ def test_an_unknown_toolchain_is_refused() -> None:
         gather_facts(has_kernel_texts=True)
 
 
+def write_texts(root: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
 def test_kernel_texts_bring_the_headers_they_include_and_no_place_of_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "kernels" / "a.hpp").write_text(
-        '#include "beside.h"\n#include "deep.h"\n#include <sycl/half_type.hpp>\n'
-    )
-    (tmp_path / "kernels" / "beside.h").write_text('#include "missing.h"\n// ends a literal: )accel"\n')
-    (tmp_path / "shared" / "deep.h").write_text("#pragma once\n")
-    texts = collect_texts([tmp_path / "kernels" / "a.hpp"], [tmp_path / "shared"], ["-O1"], SyclFacts)
+    included = '#include "beside.h"\n#include "deep.h"\n#include <sycl/half_type.hpp>\n'
+    ends_a_literal = '#include "missing.h"\n// ends a literal: )accel"\n'
+    write_texts(tmp_path, {"k/a.hpp": included, "k/beside.h": ends_a_literal, "shared/deep.h": "#pragma once\n"})
+    texts = collect_texts([tmp_path / "k" / "a.hpp"], [tmp_path / "shared"], ["-O1"], SyclFacts)
     assert list(texts.files) == ["include0/a.hpp", "include0/beside.h", "include1/deep.h"]
     assert texts.own_count == 1
     assert texts.options == ("-I/accel_ops_kernels/include1", "-O1")
     source = texts.as_source()
     assert str(tmp_path) not in source
     assert 'R"accel_(' in source
-
-
-def write_texts(root: Path, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
 
 
 def test_headers_of_one_name_in_several_directories_stay_apart(tmp_path: Path) -> None:
