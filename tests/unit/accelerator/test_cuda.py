@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from accelerator.selection import choose
 from accelerator.testing import check_conformance
 from op_builder import env
 from tests.support.machines import Machine
+from tests.support.processes import fork, wait_for
 
 UUIDS = ["GPU-aaaa1111-0", "GPU-bbbb2222-1", "GPU-bbbb3333-2"]
 FREE = [10, 20, 30]
@@ -33,25 +33,30 @@ def test_cuda_declares_its_properties(machine: Machine, monkeypatch: pytest.Monk
     assert accelerator.supports_nvtx_domain is True
     assert accelerator.use_host_timers() is False
     assert accelerator.device_name(2) == "cuda:2"
-    assert accelerator.Stream is torch.cuda.Stream
-    assert accelerator.Event is torch.cuda.Event
+    assert (accelerator.Stream, accelerator.Event) == (torch.cuda.Stream, torch.cuda.Event)
     monkeypatch.setattr("sys.platform", "win32")
     assert CUDA_Accelerator().communication_backend_name() == "gloo"
 
 
 def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machine) -> None:
     accelerator = CUDA_Accelerator()
-    assert accelerator.is_available() is False
+    for name in ("is_available", "is_fp8_supported", "is_triton_supported"):
+        assert getattr(accelerator, name)() is False
     assert accelerator.device_count() == 0
     assert accelerator.device_capability() is None
     assert accelerator.supported_dtypes() == [torch.float32]
-    assert accelerator.is_fp8_supported() is False
-    assert accelerator.is_triton_supported() is False
-    if not torch.backends.cuda.is_built():
+    assert accelerator.create_op_builder("CPUAdamBuilder").name == "cpu_adam"
+    if not torch.backends.cuda.is_built():  # or torch's functions answer
         accelerator.range_push("step")
         accelerator.range_pop()
-    builder = accelerator.create_op_builder("CPUAdamBuilder")
-    assert builder.name == "cpu_adam"
+        for index, ask in (
+            (" 0", lambda: accelerator.set_device(0)),
+            ("", accelerator.reset_peak_memory_stats),
+            (" -1", lambda: accelerator.available_memory(-1)),
+        ):
+            with pytest.raises(DeviceIndexError, match=f"cuda device{index} does not exist; the number of .* is 0"):
+                ask()
+        assert accelerator.memory_snapshot() == []
     assert not torch.cuda.is_initialized()
 
 
@@ -60,18 +65,12 @@ def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machi
     [
         ((6, 1), False, False, False),
         ((7, 5), True, False, True),
-        ((8, 6), True, False, True),
         ((8, 9), True, True, True),
         ((9, 0), True, True, False),
     ],
 )
 def test_types_by_compute_capability(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    fp16: bool,
-    fp8: bool,
-    grouped: bool,
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp16: bool, fp8: bool, grouped: bool
 ) -> None:
     machine.cuda(1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
@@ -128,31 +127,11 @@ def test_the_backends_version_is_that_of_nccl(monkeypatch: pytest.MonkeyPatch) -
 # NVML ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("visible", [None, "2,0"])
-def test_a_negative_index_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
-    """torch.cuda would use the current device, Python the last one."""
-    machine.cuda(2)
-    install_nvml(machine)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 1000))
-    accelerator = CUDA_Accelerator()
-    with env.scope(CUDA_VISIBLE_DEVICES=visible):
-        for ask in (accelerator.set_device, accelerator.available_memory):
-            with pytest.raises(DeviceIndexError, match="cuda device -1 does not exist; the number of devices is 2"):
-                ask(-1)
-
-
-def install_nvml(
-    machine: Machine, *, mig: frozenset[int] = frozenset(), uuid_type: type = str, models: str = "AAA"
-) -> None:
-    def by_uuid(uuid: str) -> str:
-        assert uuid.startswith("MIG-")
-        return uuid
-
+def install_nvml(machine: Machine, *, uuid_type: type = str, models: str = "AAA") -> None:
     def mig_mode(handle: int) -> tuple[int, int]:
         if handle == 0:
             raise RuntimeError("not supported")
-        return (1 if handle in mig else 0, 0)
+        return (int(models[handle] == "M" and handle == 1), 0)
 
     machine.package(
         "pynvml",
@@ -160,7 +139,7 @@ def install_nvml(
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: len(UUIDS),
         nvmlDeviceGetHandleByIndex=lambda index: range(len(UUIDS))[index],
-        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetUUID=lambda handle: UUIDS[handle] if uuid_type is str else UUIDS[handle].encode(),
         nvmlDeviceGetName=lambda handle: models[handle],
         nvmlDeviceGetMigMode=mig_mode,
@@ -168,7 +147,7 @@ def install_nvml(
     )
 
 
-ALIKE, MIXED, FASTEST, BUS = "AAA", "ABA", "FASTEST_FIRST", "PCI_BUS_ID"
+ALIKE, MIXED, IN_MIG, FASTEST, BUS = "AAA", "ABA", "MMM", "FASTEST_FIRST", "PCI_BUS_ID"
 
 
 @pytest.mark.parametrize(
@@ -181,6 +160,8 @@ ALIKE, MIXED, FASTEST, BUS = "AAA", "ABA", "FASTEST_FIRST", "PCI_BUS_ID"
         (ALIKE, "MIG-c0ffee", None, 0, 5),
         (ALIKE, "GPU-none", None, 0, None),
         (ALIKE, "0", None, 3, None),
+        (ALIKE, None, None, -1, None),  # not the last one
+        (ALIKE, "2,0", None, -1, None),
         (ALIKE, "-1", None, 0, None),  # CUDA stops at the first entry that is no device
         (ALIKE, "0,-1,1", None, 1, None),
         # Different models have the same numbers only in the order of the bus.
@@ -189,6 +170,9 @@ ALIKE, MIXED, FASTEST, BUS = "AAA", "ABA", "FASTEST_FIRST", "PCI_BUS_ID"
         (MIXED, "1", BUS, 0, 20),
         (MIXED, "GPU-bbbb2222-1", None, 0, 20),
         (MIXED, "MIG-c0ffee", None, 0, 5),
+        # In MIG mode NVML does not know which slice CUDA uses.
+        (IN_MIG, None, None, 1, None),
+        (IN_MIG, None, None, 2, 30),
     ],
 )
 def test_free_memory_is_that_of_the_visible_device(
@@ -197,12 +181,6 @@ def test_free_memory_is_that_of_the_visible_device(
     for uuid_type in (str, bytes):
         install_nvml(machine, uuid_type=uuid_type, models=models)
         assert nvml.free_memory_bytes(visible, order, index) == free
-
-
-def test_in_mig_mode_nvml_does_not_know_the_slice_that_cuda_uses(machine: Machine) -> None:
-    install_nvml(machine, mig=frozenset({1}))
-    assert nvml.free_memory_bytes(None, None, 1) is None
-    assert nvml.free_memory_bytes(None, None, 2) == 30
 
 
 def test_available_memory_uses_nvml_before_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,17 +217,6 @@ def test_a_domain_is_passed_to_the_nvtx_package(machine: Machine, tmp_path: Path
         _nvtx.cache_clear()
 
 
-@pytest.mark.usefixtures("machine")
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch's functions answer")
-def test_without_a_device_an_index_is_an_error_and_snapshots_are_empty() -> None:
-    accelerator = CUDA_Accelerator()
-    with pytest.raises(DeviceIndexError, match="cuda device 0 does not exist; the number of devices is 0"):
-        accelerator.set_device(0)
-    with pytest.raises(DeviceIndexError, match="cuda device does not exist; the number of devices is 0"):
-        accelerator.reset_peak_memory_stats()
-    assert accelerator.memory_snapshot() == []
-
-
 # On a device -----------------------------------------------------------------------------
 
 on_device = pytest.mark.skipif(not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0, reason="no CUDA")
@@ -263,13 +230,11 @@ def test_detection_starts_no_context_so_a_forked_child_can_use_the_device() -> N
     assert choose().trace
     assert CUDA_Accelerator().is_available()
     assert not torch.cuda.is_initialized()
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if torch.ones(4, device="cuda").sum().item() == 4 else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def use() -> None:
+        assert torch.ones(4, device="cuda").sum().item() == 4
+
+    assert wait_for([fork(use)]) == [0]
 
 
 @pytest.mark.cuda

@@ -70,7 +70,6 @@ def test_a_broken_cuda_does_not_hide_other_devices(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ImportError("libascend.so: cannot open shared object file"), "ImportError: libascend.so: cannot open shared"),
         (OSError("driver 3 too old\nlong story"), "OSError: driver 3 too old"),
         (SystemExit(3), "SystemExit: 3"),
         (ZeroDivisionError(), "ZeroDivisionError"),
@@ -130,7 +129,6 @@ def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.Monkey
         ("xpu", "ipex"),
         ("xpu", "native_xpu cuda"),
         ("xpu.external", "xpu_external"),
-        ("cuda", "npu cuda"),
     ],
 )
 def test_an_override_has_precedence_over_detection(machine: Machine, name: str, devices: str) -> None:

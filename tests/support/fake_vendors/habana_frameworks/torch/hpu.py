@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import torch
 from torch._dynamo import register_backend
 
+from accelerator.host_streams import HostEvent
 from tests.support.fake_vendors import fake_device
 
 _whole = fake_device.install_vendor(
@@ -27,7 +28,7 @@ torch.hpu = sys.modules[__name__]
 random = SimpleNamespace(default_generators=list(_whole.default_generators))
 
 
-class Event(fake_device.Event):
+class Event(HostEvent):
     def __init__(self, enable_timing=False):
         super().__init__(enable_timing)
 
@@ -45,7 +46,7 @@ def get_device_capability(device=None):
 
 
 def graph(hpu_graph, stream=None, dry_run=False):
-    return fake_device.graph(hpu_graph)
+    return hpu_graph
 
 
 def memory_stats(device=None):
