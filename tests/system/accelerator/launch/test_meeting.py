@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, wait_until, write_scripts
+from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CPUS == 0, reason="needs Linux")]
-
-
-@pytest.fixture(autouse=True)
-def _scripts(tmp_path: Path) -> None:
-    write_scripts(tmp_path)
 
 
 def hosts(*options: str) -> list[str]:
@@ -27,8 +22,7 @@ def test_failed_ranks_are_restarted_after_their_left_processes_have_ended(tmp_pa
     (tmp_path / "leaves.py").write_text(
         "import os, subprocess, sys\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
-        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "    child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
         "    open('child', 'w').write(str(child.pid))\n"
         "    sys.exit(3)\n"
         "try: left = open(f\"/proc/{open('child').read()}/cmdline\").read()\n"

@@ -12,14 +12,12 @@ from accelerator.launch.torchrun import rendezvous_error, resolve
 
 
 def test_errors_of_one_host_do_not_mention_several() -> None:
-    for port in (None, 4000):
-        message = str(rendezvous_error(Job(("x",), (), master_port=port), TimeoutError("too late")))
-        assert "hosts did not connect" not in message
-        assert f"{socket.gethostname()} cannot connect: too late" in message
-    many = Job(("x",), (), num_nodes=2, master_addr="a", master_port=4000)
-    assert "The 2 hosts did not connect to a port 4000: too late" in str(
-        rendezvous_error(many, TimeoutError("too late"))
-    )
+    one = str(rendezvous_error(Job(("x",), ()), TimeoutError("too late")))
+    assert "hosts did not connect" not in one
+    assert f"{socket.gethostname()} cannot connect: too late" in one
+    job = Job(("x",), (), num_nodes=2, master_addr="a", master_port=4000)
+    many = str(rendezvous_error(job, TimeoutError("too late")))
+    assert "The 2 hosts did not connect to a port 4000: too late" in many
 
 
 def test_an_address_that_cannot_be_resolved_is_reported() -> None:
