@@ -5,7 +5,7 @@ events, an allocator that counts and caches memory, and graphs that record opera
 add what differs by vendor.
 """
 
-# ruff: noqa: ARG001, ARG005 - fakes take the arguments of what they stand for
+# ruff: noqa: ARG005 - fakes take the arguments of what they stand for
 
 from __future__ import annotations
 
@@ -99,13 +99,6 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         finally:
             current[number()] = former
 
-    def seed_all(seed: int) -> None:
-        for generator in generators:
-            generator.manual_seed(seed)
-
-    def set_rng_state(state: torch.Tensor, index: Any = None) -> None:
-        generators[number(index)].set_state(state)
-
     def memory_stats(index: Any = None) -> dict[str, int]:
         return {
             f"{kind}_bytes.all.{value}": getattr(module, f"{prefix}memory_{kind}")(index)
@@ -120,7 +113,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
     def empty_cache() -> None:
         reserved_bytes[:] = [int(device.memory(index, False)) for index in range(count)]
 
-    def lazy_init() -> None:
+    def initialise() -> None:
         module.default_generators = generators
 
     vars(module).update(
@@ -130,17 +123,17 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         set_device=lambda index: device.set_device(number(index)) if number(index) >= 0 else None,  # as torch.cuda
         synchronize=lambda index=None: None,
         is_initialized=lambda: True,
-        init=lazy_init,
-        _lazy_init=lazy_init,
+        init=initialise,
+        _lazy_init=initialise,
         _lazy_call=lambda callback: callback(),
         _is_in_bad_fork=lambda: False,
         get_device_properties=lambda index=None: SimpleNamespace(name=f"Fake {name}", total_memory=TOTAL_BYTES),
         get_device_capability=lambda index=None: (1, 0),
         default_generators=(),
         get_rng_state=lambda index=None: generators[number(index)].get_state(),
-        set_rng_state=set_rng_state,
+        set_rng_state=lambda state, index=None: generators[number(index)].set_state(state),
         manual_seed=lambda seed: generators[number()].manual_seed(seed),
-        manual_seed_all=seed_all,
+        manual_seed_all=lambda seed: [generator.manual_seed(seed) for generator in generators],
         initial_seed=lambda: generators[number()].initial_seed(),
         Stream=Stream,
         Event=HostEvent,
@@ -172,7 +165,8 @@ def install_vendor(name: str, *, visible: str, backend: str, graph_class: str, m
     module = device_module(name, visible_devices(visible, most), graph_class)
     torch._register_device_module(name, module)
     torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=None)
-    register_backend(backend, name)
+    if not hasattr(torch.distributed.Backend, backend.upper()):
+        torch.distributed.Backend.register_backend(backend, lambda *_: None, devices=[name])  # no test starts it
     return module
 
 
@@ -209,13 +203,3 @@ def install_mps() -> None:
         _is_in_bad_fork=lambda: False,
         Event=HostEvent,
     )
-
-
-def register_backend(backend: str, device: str) -> None:
-    """Register a communication backend that no test starts."""
-
-    def start(*arguments: Any) -> Any:
-        raise RuntimeError(f"the fake {backend} cannot communicate")
-
-    if not hasattr(torch.distributed.Backend, backend.upper()):
-        torch.distributed.Backend.register_backend(backend, start, devices=[device])

@@ -50,10 +50,11 @@ def test_closed_standard_streams_are_accepted(program: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("launcher", ["torchrun", *MPIS])
 def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(launcher: str, tmp_path: Path) -> None:
     secret = "a \\\"';,$x=\\n secret of the file"
-    (tmp_path / ".accel_env").write_text(f"# ours\nFROM_FILE={secret}\nRANK=7\n")
+    (tmp_path / ".accel_env").write_text(f"# it overrides the shell\nFROM_FILE={secret}\nRANK=7\n")
+    shell = {"FROM_FILE": "shell", "CUDA_VISIBLE_DEVICES": "5,7", **available(launcher)}
     options = [*TWO, "--launcher", launcher, "--bind-cores-to-rank", "--log_dir", "logs"]
     arguments = ["$x", "${local_rank}", "--flag"]
-    done = launch([*options, "show.py", *arguments], tmp_path, CUDA_VISIBLE_DEVICES="5,7", **available(launcher))
+    done = launch([*options, "show.py", *arguments], tmp_path, **shell)
     assert done.returncode == 0, done.stderr
     topology = read_topology(HostFiles(), own_affinity())
     for rank, binding in enumerate(plan_binding(topology, 2)):
@@ -103,20 +104,6 @@ def test_ranks_of_slurm_read_its_variables(tmp_path: Path) -> None:
     got = shown(tmp_path, 1)
     assert (got["LOCAL_RANK"], got["WORLD_SIZE"], got["MASTER_ADDR"]) == ("1", "2", "node07")
     assert got["CUDA_VISIBLE_DEVICES"] == "5,7"
-
-
-@pytest.mark.skipif(CPUS < 2, reason="needs two CPUs, of which one is for a slot that is not chosen")
-def test_a_module_runs_on_a_listed_cpu_with_the_plans_environment(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("localhost slots=2\n")
-    (tmp_path / ".accel_env").write_text("OMP_NUM_THREADS=2\nTORCH_NCCL_ASYNC_ERROR_HANDLING=0\n")
-    listed = [str(cpu) for cpu in sorted(own_affinity() or ())[-2:]]
-    options = ["--hostfile", "hosts", "--include", "localhost:1", "--bind_core_list", ",".join(listed), "-m", "show"]
-    done = launch(options, tmp_path, OMP_NUM_THREADS="8")
-    assert done.returncode == 0, done.stderr
-    got = shown(tmp_path, 0)
-    assert got["cpus"] in listed
-    assert got["CUDA_VISIBLE_DEVICES"] == "1"
-    assert (got["OMP_NUM_THREADS"], got["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("2", "0")
 
 
 def test_ssh_starts_the_ranks_of_several_hosts(tmp_path: Path) -> None:
@@ -232,8 +219,8 @@ def test_a_pending_signal_of_the_driver_ends_the_launch(order: str, tmp_path: Pa
     assert not list(temporary.glob("accel-launch-*"))
 
 
-def test_a_launcher_by_ssh_does_not_import_modules_of_the_current_directory(tmp_path: Path) -> None:
-    for name in ("random.py", "types.py", "accelerator.py"):
+def test_launchers_and_ranks_do_not_import_modules_of_the_current_directory(tmp_path: Path) -> None:
+    for name in ("random.py", "types.py", "json.py", "sitecustomize.py", "accelerator.py"):
         (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
     entry = str(ROOT / "accelerator" / "launch" / "__main__.py")
     options = ["--launcher", "ssh", "--num_accelerators", "1", "--master_port", str(free_port()), "--no_python"]

@@ -64,16 +64,6 @@ def test_a_rank_runs_unbound_if_the_kernel_refuses() -> None:
         assert f"local rank 0 runs unbound: {call}: " in done.stderr
 
 
-def test_a_rank_does_not_import_modules_of_the_current_directory(tmp_path: Path) -> None:
-    """It runs in the user's directory."""
-    for name in ("json.py", "accelerator.py", "sitecustomize.py"):
-        (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
-    variables = environment(PYTHONPATH=str(tmp_path), **SLURM)
-    command = rank("env", "-u", "PYTHONPATH", sys.executable, "-S", "-c", "print('ran')")
-    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout == "ran\n", done.stderr
-
-
 @pytest.mark.parametrize(("program", "status"), [("missing-program", 127), ("./no_program", 126)])
 def test_a_program_that_cannot_start_has_the_status_of_shells(program: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "no_program").write_text("no program")

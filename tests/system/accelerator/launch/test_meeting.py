@@ -46,6 +46,7 @@ def test_a_launcher_that_waits_for_other_hosts_ends_at_a_signal(tmp_path: Path) 
 
 
 def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
     (tmp_path / "fails.py").write_text(
         "import os, sys, time\n"
         "if sys.argv[1] == 'later':\n"
@@ -54,7 +55,7 @@ def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:
     )
     options = ["--num_accelerators", "1", *hosts("--max_restarts", "1")]
     with Started([*options, "--node_rank", "0", "fails.py", "later"], tmp_path) as first:
-        other = launch([*options, "--node_rank", "1", "fails.py", "now"], tmp_path)
+        other = launch([*options, "--node_rank", "1", "../fails.py", "now"], tmp_path / "other")
         (tmp_path / "given_up").touch()
         assert other.returncode == 3, other.stderr
         assert first.end() == 1, first.errors

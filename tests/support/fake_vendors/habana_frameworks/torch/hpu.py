@@ -50,21 +50,15 @@ def graph(hpu_graph, stream=None, dry_run=False):
 
 
 def memory_stats(device=None):
-    return {
-        "Limit": fake_device.TOTAL_BYTES,
-        "InUse": _whole.memory_allocated(device),
-        "MaxInUse": _whole.max_memory_allocated(device),
-        "NumAllocs": 0,
-        "NumFrees": 0,
-    }
+    used = {"InUse": _whole.memory_allocated(device), "MaxInUse": _whole.max_memory_allocated(device)}
+    return {"Limit": fake_device.TOTAL_BYTES, **used, "NumAllocs": 0, "NumFrees": 0}
 
 
 def memory_reserved(device=None):
     return memory_stats(device)["Limit"]
 
 
-def max_memory_reserved(device=None):
-    return memory_stats(device)["Limit"]
+max_memory_reserved = memory_reserved
 
 
 def mem_get_info(device=None):
