@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,7 +197,7 @@ def test_available_memory_uses_nvml_before_torch(machine: Machine, monkeypatch: 
     assert accelerator.available_memory() == 101
 
 
-def test_a_domain_is_passed_to_the_nvtx_package(machine: Machine, tmp_path: Path) -> None:
+def test_a_domain_is_passed_to_the_nvtx_package(machine: Machine) -> None:
     calls: list[tuple[Any, ...]] = []
     machine.package(
         "nvtx",
@@ -209,12 +208,9 @@ def test_a_domain_is_passed_to_the_nvtx_package(machine: Machine, tmp_path: Path
     try:
         CUDA_Accelerator().range_push("step", domain="train", category="loop")
         CUDA_Accelerator().range_pop(domain="train")
-        assert calls == [("push", "step", "train", "loop"), ("pop", "train")]
-        machine.broken("nvtx", OSError("libnvToolsExt.so"), tmp_path)
-        _nvtx.cache_clear()
-        assert _nvtx() is None, "a broken package counts as none"
     finally:
         _nvtx.cache_clear()
+    assert calls == [("push", "step", "train", "loop"), ("pop", "train")]
 
 
 # On a device -----------------------------------------------------------------------------

@@ -53,14 +53,11 @@ def test_the_trace_lists_every_candidate_in_order(machine: Machine) -> None:
 def test_a_broken_cuda_does_not_hide_other_devices(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, devices: str, label: str
 ) -> None:
-    def fail() -> int:
-        raise RuntimeError("driver and library do not fit")
-
     machine.install(devices)
-    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
     selection = choose()
     assert accepted_label(selection) == label
-    blamed = [name for name, reason in reasons(selection).items() if "do not fit" in reason]
+    blamed = [name for name, reason in reasons(selection).items() if "ZeroDivisionError" in reason]
     assert blamed == (["cuda"] if label == "cpu" else [])
 
 
@@ -103,12 +100,8 @@ def test_a_package_may_be_installed_after_a_detection(machine: Machine) -> None:
 def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """is_available() starts it on CUDA (cuInit) and MLU (cnInit), and then no forked child can use the device."""
     machine.install(device)
-
-    def start() -> bool:
-        raise AssertionError("the driver was started")
-
     name = device.removeprefix("native_")
-    monkeypatch.setattr(getattr(torch, name), "is_available", start)
+    monkeypatch.setattr(getattr(torch, name), "is_available", lambda: pytest.fail("the driver was started"))
     selection = choose()
     assert selection.name == name
     assert selection.accelerator.is_available()
@@ -138,10 +131,9 @@ def test_an_override_has_precedence_over_detection(machine: Machine, name: str, 
 
 def refusal(**variables: str) -> str:
     with env.scope(**variables):
-        selection = choose()
-    assert selection.error is not None
-    assert isinstance(selection.error, ValueError)
-    return str(selection.error)
+        error = choose().error
+    assert isinstance(error, ValueError)
+    return str(error)
 
 
 MISSING = [
@@ -172,9 +164,7 @@ def test_an_override_without_its_package_or_device_reports_the_requirement(
 
 
 def test_an_unknown_name_lists_the_allowed_ones() -> None:
-    message = refusal(ACCEL_ACCELERATOR="tpu")
-    assert "'tpu'" in message
-    listed = message.partition("allowed are ")[2].partition(".\n")[0].split(", ")
+    listed = refusal(ACCEL_ACCELERATOR="tpu").partition("'tpu'; allowed are ")[2].partition(".\n")[0].split(", ")
     assert sorted(listed) == sorted(SUPPORTED_ACCELERATOR_LIST)
 
 

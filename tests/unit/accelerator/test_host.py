@@ -22,13 +22,11 @@ INNER = {"sys/fs/cgroup/cpuset/docker/abc/cpuset.cpus": "0-3", "sys/fs/cgroup/cp
 SOME_OF_TWO = {"sys/fs/cgroup/job/step/cpuset.cpus.effective": "3,8-9\n"}
 
 NUMA = [
-    ("one node", numa_tree({0: "0-7"}), 1),
     ("more than nine nodes", numa_tree({n: f"{2 * n}-{2 * n + 1}" for n in range(12)}), 12),
     ("HBM in flat mode", numa_tree({0: "0-55", 1: "56-111", 2: "", 3: ""}), 2),
     ("fake NUMA on two sockets", numa_tree({0: "0-7", 1: "0-7", 2: "8-15", 3: "8-15"}), 2),
     ("an offline node", numa_tree({0: "0-7", 1: "8-15"}, online="0"), 1),
     ("memory between two sockets (CXL)", numa_tree({0: "0-7", 1: "", 2: "8-15"}), 2),
-    ("no NUMA in the kernel", {"sys/devices/system/cpu/online": "0-3"}, 1),
     ("nothing at all", {}, 1),
     ("cpuset v2 hides a node", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/step/cpuset.cpus.effective": "16-19"}, 1),
     ("cpuset v2 of an ancestor", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/cpuset.cpus.effective": "0-3"}, 1),

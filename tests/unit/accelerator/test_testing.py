@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AcceleratorUnavailableError
 from accelerator.testing import CHECKS, ConformanceError, check_conformance
-from op_builder import env
 
 
 class Recording:
@@ -65,13 +62,12 @@ def test_faults_and_exceptions_fail_their_checks() -> None:
 ONE_CARD = """
 import os
 from accelerator.cpu_accelerator import CPU_Accelerator
-from accelerator.errors import AcceleratorUnavailableError
 
 class OneCard(CPU_Accelerator):
     def __init__(self):
         super().__init__()
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            raise {error}
+            raise OSError("no driver")
 
     def set_device(self, device_index):
         if device_index != 0:
@@ -82,22 +78,15 @@ class OneCard(CPU_Accelerator):
 """
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "note"),
-    [("AcceleratorUnavailableError('none')", "passed", "0 of 1"), ("OSError('no driver')", "failed", "no driver")],
-)
 def test_a_failing_child_process_does_not_count_as_a_hidden_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, status: str, note: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "one_card.py").write_text(ONE_CARD.format(error=error))
+    (tmp_path / "one_card.py").write_text(ONE_CARD)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "one_card", raising=False)
-    accelerator = importlib.import_module("one_card").OneCard()
     check = next(check for check in CHECKS if check.name == "visible_devices_are_honoured")
-    with env.scope(PYTHONPATH=os.pathsep.join(sys.path)):
-        result = check.run(accelerator)
-    assert result.status == status
-    assert note in result.note
+    result = check.run(importlib.import_module("one_card").OneCard())
+    assert result.status == "failed"
+    assert "OSError: no driver" in result.note
 
 
 def test_an_object_that_is_no_accelerator_fails_without_a_crash() -> None:

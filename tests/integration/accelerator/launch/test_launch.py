@@ -177,8 +177,12 @@ def test_repeated_signals_do_not_prevent_a_launch_from_ending(tmp_path: Path) ->
         assert "Traceback" not in started.errors
 
 
-def test_the_first_failing_rank_is_reported_and_the_others_end_after_the_grace_period(tmp_path: Path) -> None:
-    done = launch([*TWO, "--grace_period", "2", "wait.py", "one_fails"], tmp_path)
+@pytest.mark.parametrize("launcher", ["torchrun", *(pytest.param(name, marks=pytest.mark.slow) for name in MPIS)])
+def test_the_first_failing_rank_is_reported_and_the_others_end_after_the_grace_period(
+    launcher: str, tmp_path: Path
+) -> None:
+    options = [*TWO, "--launcher", launcher, "--grace_period", "2"]
+    done = launch([*options, "wait.py", "one_fails"], tmp_path, **available(launcher))
     assert done.returncode == 7, done.stderr
     assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
     assert f") on {os.uname().nodename} ended with exit status 7" in done.stderr

@@ -1,4 +1,4 @@
-"""Restarts, and several launchers of one machine that meet, or do not."""
+"""Restarts, the end of ranks of MPI, and several launchers of one machine that meet, or do not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, wait_until
+from tests.support.launching import CPUS, TWO, Started, free_port, launch, left_in, shown, wait_until
+from tests.support.mpis import MPIS, available
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CPUS == 0, reason="needs Linux")]
 
@@ -70,3 +71,17 @@ def test_hosts_with_the_same_command_connect(tmp_path: Path) -> None:
     assert [shown(tmp_path, rank)["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
     assert [shown(tmp_path, rank)["CROSS_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert shown(tmp_path, 3)["MASTER_PORT"] == options[options.index("--master_port") + 1]
+
+
+@pytest.mark.parametrize("launcher", MPIS)
+@pytest.mark.parametrize("how", ["polite", "stubborn"])
+def test_ranks_of_mpi_end_with_the_driver(launcher: str, how: str, tmp_path: Path) -> None:
+    options = [*TWO, "--launcher", launcher, "--grace_period", "2", "wait.py", how]
+    with env.scope(**available(launcher)), Started(options, tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.terminate()
+        assert started.end() == 143, started.errors
+        if how == "polite":
+            # Open MPI sends a signal of its own
+            assert {(tmp_path / f"got{rank}").read_text()[:7] for rank in (0, 1)} == {"SIGTERM"}
+        assert left_in(tmp_path) == [], started.errors

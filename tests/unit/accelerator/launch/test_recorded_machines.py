@@ -90,11 +90,6 @@ def test_ranks_get(tmp_path: Path, name: str, ranks: int, expected: str) -> None
     assert deal(read_topology(write_recorded(tmp_path, name), None), ranks) == expected
 
 
-def test_an_affinity_mask_makes_a_rank_cross_nodes(tmp_path: Path) -> None:
-    topology = read_topology(write_recorded(tmp_path, "opteron6134_4x8"), parse_core_list("0-5"))
-    assert deal(topology, 2) == "0-2 @0 bind 0; 3-5 @0-1 bind 0-1 x3"
-
-
 def test_fast_memory_of_each_cluster_is_preferred(tmp_path: Path) -> None:
     """The recorded processor's name is a number; by the name that such ones are sold under, its MCDRAM is known."""
     sold_as = "model name\t: Intel(R) Xeon Phi(TM) CPU 7210 @ 1.30GHz\n"
