@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.errors import BindingError
-from accelerator.launch.binding import parse_core_list, threads_per_rank
-from accelerator.launch.topology import Core, format_list, read_topology
+from accelerator.launch.binding import threads_per_rank
+from accelerator.launch.topology import read_topology
 from op_builder.system.cgroups import HostFiles
 from tests.support.kernel_files import Made, deal, read_made
 
@@ -72,30 +71,8 @@ def test_the_affinity_mask_is_never_exceeded(tmp_path: Path) -> None:
     assert deal(topology, 2) == "2-3 @0 bind 0; 20-21 @1 bind 1 x2"
 
 
-def test_cores_are_identified_by_siblings_not_by_number(tmp_path: Path) -> None:
-    """Both sockets number their cores from 0."""
-    topology = read_made(tmp_path, Made(sockets=2, cores=2, threads=2))
-    assert topology.cores == (Core((0, 4), 0), Core((1, 5), 0), Core((2, 6), 1), Core((3, 7), 1))
-
-
 def test_without_kernel_files_the_cpus_are_those_of_the_mask(tmp_path: Path) -> None:
     assert deal(read_topology(HostFiles(tmp_path, tmp_path), affinity={3, 5}), 2) == "3 @ any; 5 @ any x1"
-
-
-@pytest.mark.parametrize("text", ["", "a", "0-", "0-x", "1-0", "0;1", "-1"])
-def test_an_invalid_core_list_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(BindingError, match="0-51,56-107"):
-        parse_core_list(text)
-
-
-def test_listed_cpus_that_are_not_allowed_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(BindingError, match=r"may not use: 0-1,3,6; it may use 2,4-5"):
-        deal(read_made(tmp_path, Made(cores=8, cpuset="2-5", offline=(3,))), 2, "0-6")
-
-
-def test_more_ranks_than_cpus_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BindingError, match=r"5 ranks cannot be bound to 4 CPUs \(0-3\)"):
-        deal(read_made(tmp_path, Made(cores=2, threads=2)), 5)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +81,3 @@ def test_more_ranks_than_cpus_are_refused(tmp_path: Path) -> None:
 )
 def test_unbound_ranks_share_the_cores_by_number(tmp_path: Path, made: Made, ranks: int, threads: int) -> None:
     assert threads_per_rank(read_made(tmp_path, made), ranks) == threads
-
-
-@pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2), (1, 2, 3, 7, 9, 10)])
-def test_lists_have_the_kernels_format(numbers: tuple[int, ...]) -> None:
-    text = format_list(numbers)
-    assert (sorted(parse_core_list(text)) if text else []) == list(numbers)
