@@ -78,25 +78,17 @@ def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(launcher
             assert (tmp_path / "logs" / f"rank{rank}" / f"{name}.log").read_text() == f"{text} {rank}\n"
 
 
-# srun as a program sees it: tasks with Slurm's variables. Tests cannot run Slurm itself.
+# srun as a program sees it: two tasks with Slurm's variables. Tests cannot run Slurm itself.
 SRUN = """
-import os, subprocess, sys
-own = [a for a in sys.argv[1:] if a.startswith("--")][:6]
-given = dict(a[2:].partition("=")[::2] for a in own)
-tasks = []
-for task in range(int(given["ntasks"])):
-    names = {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NTASKS": given["ntasks"],
-             "SLURM_NTASKS_PER_NODE": given["ntasks-per-node"], "SLURM_STEP_NODELIST": "node[07-09]",
-             "CUDA_VISIBLE_DEVICES": "5,6,7"}  # Slurm has each host's own
-    command = sys.argv[1 + len(own):]
-    tasks.append(subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in names.items()}}))
-sys.exit(max([task.wait() for task in tasks]))
+while [ "${1#--}" != "$1" ]; do shift; done
+export SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=2 SLURM_STEP_NODELIST='node[07-09]' CUDA_VISIBLE_DEVICES=5,6,7
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" &
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" && wait $!
 """
 
 
 def test_ranks_of_slurm_read_its_variables(tmp_path: Path) -> None:
-    (tmp_path / "srun.py").write_text(SRUN)
-    program(tmp_path / "bin" / "srun", f'exec {sys.executable} -S {tmp_path}/srun.py "$@"')
+    program(tmp_path / "bin" / "srun", SRUN)
     (tmp_path / "hosts").write_text("localhost slots=3\n")
     options = ["--launcher", "slurm", "--hostfile", "hosts", "--include", "localhost:0,2", "show.py"]
     done = launch(options, tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")

@@ -34,7 +34,8 @@ def test_a_memory_policy_outlives_exec(mode: str, nodes: list[int], policy: str)
     show = "print({line.split()[1] for line in open('/proc/self/numa_maps') if 'stack' in line})"
     code = (
         "import os, sys; from accelerator.launch.rank import set_memory_policy\n"
-        f"print(set_memory_policy({mode!r}, {nodes}), flush=True); os.execv(sys.executable, [sys.executable, '-c', {show!r}])"
+        f"print(set_memory_policy({mode!r}, {nodes}), flush=True)\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {show!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     refused, shown = done.stdout.splitlines()
