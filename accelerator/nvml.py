@@ -13,17 +13,9 @@ from accelerator.vendors import import_vendor
 
 
 def visible_device(visible: str | None, index: int) -> int | str:
-    """The entry of ``CUDA_VISIBLE_DEVICES`` for CUDA's device ``index``.
+    """The entry of ``CUDA_VISIBLE_DEVICES``, with this value, for CUDA's device ``index``.
 
-    Args:
-        visible: the variable's value: None (all devices), or a list of device numbers, UUIDs
-            (``GPU-...``, ``MIG-...``) and beginnings of UUIDs.
-
-    Returns:
-        NVML's index, or a UUID or the beginning of one.
-
-    Raises:
-        IndexError: ``index`` is negative or not below the number of entries.
+    It is NVML's index, or a UUID (``GPU-...``, ``MIG-...``) or the beginning of one; IndexError without an entry.
     """
     if index < 0:
         raise IndexError(index)
@@ -42,8 +34,7 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
     CUDA's order may differ.
 
     Args:
-        visible: the value of ``CUDA_VISIBLE_DEVICES``, as for :func:`visible_device`.
-        order: the value of ``CUDA_DEVICE_ORDER``.
+        visible, order: the values of ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
     """
     try:
         nvml: Any = import_vendor("pynvml")

@@ -89,14 +89,6 @@ def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
         assert copied.accelerator.device_count() == 1
 
 
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_a_device_class_requires_its_package_only_in_the_constructor(row: Row) -> None:
-    sys.modules.pop(f"accelerator.{row.name}_accelerator", None)
-    with pytest.raises(AcceleratorUnavailableError, match=f"{row.name.upper()}_Accelerator requires "):
-        device_class(row.name)()
-
-
 def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
     class Vendor(device_class("npu")):  # type: ignore[misc]
         def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from accelerator import get_accelerator, is_current_accelerator_supported, real_
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AcceleratorSelectionError
 from op_builder import env
-from tests.support.machines import PLUGIN_SOURCE, Machine, PluginSite
+from tests.support.machines import PLUGIN_SOURCE, PluginSite
 from tests.support.processes import fork, wait_for
 
 pytestmark = pytest.mark.usefixtures("fresh", "machine")
@@ -37,36 +37,26 @@ def test_threads_get_one_object_and_the_fallback_to_the_cpu_is_logged_once(caplo
 
 
 @pytest.mark.parametrize(
-    ("build", "ranks", "level"),
+    ("build", "variables", "level"),
     [
         ("none", {}, "INFO"),
         ("cuda", {}, "WARNING"),
         ("cuda", {"RANK": "0", "SLURM_PROCID": "1"}, "WARNING"),
         ("cuda", {"RANK": "3"}, "INFO"),
         ("hip", {"PMI_RANK": "0"}, "WARNING"),
+        ("cuda", {"DS_ACCELERATOR": "cpu"}, ""),  # chosen, no fallback
     ],
 )
 def test_the_fallback_warns_once_per_job_and_only_if_torch_supports_a_device(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, build: str, ranks: dict[str, str], level: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, build: str, variables: dict[str, str], level: str
 ) -> None:
     caplog.set_level(logging.INFO, "accelerator")
     for name in ("cuda", "hip", "xpu"):
         monkeypatch.setattr(torch.version, name, "12.8" if name == build else None, raising=False)
     unset = dict.fromkeys(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
-    with env.scope(**{**unset, **ranks}):
+    with env.scope(**{**unset, **variables}):
         get_accelerator()
-    assert [record.levelname for record in caplog.records] == [level]
-
-
-@pytest.mark.parametrize(("name", "devices"), [("cpu", 0), (None, 1)])
-def test_a_named_cpu_and_a_detected_device_log_nothing(
-    machine: Machine, caplog: pytest.LogCaptureFixture, name: str | None, devices: int
-) -> None:
-    caplog.set_level(logging.INFO, "accelerator")
-    machine.cuda(devices)
-    with env.scope(DS_ACCELERATOR=name):
-        assert get_accelerator().device_name() == (name or "cuda")
-    assert not caplog.records
+    assert [record.levelname for record in caplog.records] == level.split()
 
 
 def test_a_wrong_override_raises_each_time_and_is_not_cached() -> None:
