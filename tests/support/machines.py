@@ -21,18 +21,10 @@ from tests.support.foreign_package import install
 from tests.support.kernel_files import write_files
 
 VENDOR_PACKAGES = (
-    "intel_extension_for_deepspeed",
-    "intel_extension_for_pytorch",
-    "torch_npu",
-    "torch_sdaa",
-    "torch_mlu",
-    "torch_supa",
-    "habana_frameworks",
-    "habana_frameworks.torch",
-    "habana_frameworks.torch.hpu",
-    "oneccl_bindings_for_pytorch",
-    "pynvml",
-    "nvtx",
+    *(f"torch_{name}" for name in ("npu", "sdaa", "mlu", "supa")),
+    *(f"intel_extension_for_{name}" for name in ("deepspeed", "pytorch")),
+    *("habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.hpu"),
+    *("oneccl_bindings_for_pytorch", "pynvml", "nvtx"),
 )
 
 WriteFiles = Callable[[dict[str, str]], HostFiles]
