@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from op_builder import env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,19 +25,14 @@ CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 # Writes a rank's variables, its CPUs, the memory policies of its pages and the command lines of all processes.
 SHOW = """
-import glob, json, os, re, sys
+import json, os, psutil, re, sys
 found = {**os.environ, "arguments": sys.argv[1:], "name": __name__, "host": os.uname().nodename}
 found["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", open("/proc/self/status").read())[1]
 try:
     found["policies"] = sorted({line.split()[1] for line in open("/proc/self/numa_maps")})
 except OSError:
     found["policies"] = None
-found["command_lines"] = ""
-for path in glob.glob("/proc/[0-9]*/cmdline"):
-    try:
-        found["command_lines"] += open(path, errors="replace").read()
-    except OSError:
-        pass  # the process has ended
+found["command_lines"] = str([process.info["cmdline"] for process in psutil.process_iter(["cmdline"])])
 with open(f"rank{found['RANK']}.json", "w") as file:
     json.dump(found, file)
 print("rank", found["RANK"])
@@ -149,9 +146,9 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for entry in _running_in(self.directory):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(entry.name), signal.SIGKILL)
+        for process in _running_in(self.directory):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
 
     @property
@@ -174,13 +171,9 @@ def left_in(directory: Path) -> list[str]:
     deadline = time.monotonic() + 60
     while (left := _running_in(directory)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return [(entry / "cmdline").read_text().replace("\0", " ") for entry in left]
+    return [str(process.info["cmdline"]) for process in left]
 
 
-def _running_in(directory: Path) -> list[Path]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if (entry / "cwd").readlink() == directory:
-                found.append(entry)
-    return found
+def _running_in(directory: Path) -> list[psutil.Process]:
+    everything = psutil.process_iter(["cwd", "cmdline"])
+    return [process for process in everything if process.info["cwd"] == str(directory)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,32 +15,26 @@ FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=1
 
 
 class Pipe:
-    """A relay between two pipes."""
+    """A relay from a pipe to a file."""
 
-    def __init__(self, line_timeout_s: float = 600.0, log_path: str | None = None) -> None:
+    def __init__(self, directory: Path, line_timeout_s: float = 600.0) -> None:
         reader, self._writer = os.pipe()
-        self._target, target = os.pipe()
-        os.set_blocking(self._target, False)
+        self.target, self.log = directory / "target", directory / "log"
         self.failures: list[Failure] = []
-        self.relay = Relay(reader, target, log_path, self.failures, line_timeout_s)
-        self.received = ""
+        target = os.open(self.target, os.O_RDWR | os.O_CREAT)
+        self.relay = Relay(reader, target, str(self.log), self.failures, line_timeout_s)
 
     def write(self, text: str) -> None:
         os.write(self._writer, text.encode())
 
     def wait_for(self, expected: str) -> None:
-        def has_come() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                self.received += os.read(self._target, 1 << 20).decode()
-            return self.received.startswith(expected)
-
-        wait_until(has_come, lambda: self.received)
+        wait_until(lambda: self.target.read_bytes().decode().startswith(expected), self.target.read_text)
 
 
 @pytest.fixture
-def pipe() -> Pipe:
+def pipe(tmp_path: Path) -> Pipe:
     """A pipe that waits long for the rest of a line."""
-    return Pipe()
+    return Pipe(tmp_path)
 
 
 def test_a_failure_travels_in_one_line() -> None:
@@ -69,21 +62,19 @@ def test_the_line_of_a_failure_is_short_enough_for_an_atomic_write(long: str) ->
         assert message.startswith(received.message)
 
 
-def test_a_line_in_pieces_is_copied_whole_and_output_also_to_the_log(tmp_path: Path) -> None:
-    pipe = Pipe(log_path=str(tmp_path / "log"))
+def test_a_line_in_pieces_is_copied_whole_and_output_also_to_the_log(pipe: Pipe) -> None:
     lines = "".join(f"{number}\n" for number in range(100))
     for text, expected in ((lines + "loss ", lines), ("0.1\nhalf", f"{lines}loss 0.1\n")):
         pipe.write(text)
         pipe.wait_for(expected)
-        assert pipe.received == expected
+        assert pipe.target.read_text() == expected
     pipe.relay.finish()  # while the writer may still write
-    pipe.wait_for(f"{lines}loss 0.1\nhalf")
-    assert (tmp_path / "log").read_text() == pipe.received
+    assert pipe.target.read_text() == pipe.log.read_text() == f"{lines}loss 0.1\nhalf"
     assert pipe.relay.tail.splitlines() == [*map(str, range(82, 100)), "loss 0.1", "half"]
 
 
-def test_a_line_without_an_end_is_copied_after_the_timeout() -> None:
-    pipe = Pipe(line_timeout_s=0.05)
+def test_a_line_without_an_end_is_copied_after_the_timeout(tmp_path: Path) -> None:
+    pipe = Pipe(tmp_path, line_timeout_s=0.05)
     pipe.write("half")
     pipe.wait_for("half")
 
