@@ -45,7 +45,7 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
         else:
             handles = [nvml.nvmlDeviceGetHandleByIndex(each) for each in range(nvml.nvmlDeviceGetCount())]
             if isinstance(device, str):
-                handle = next(each for each in handles if _uuid(nvml, each).startswith(device))
+                handle = next(each for each in handles if nvml.nvmlDeviceGetUUID(each).startswith(device))
             elif order == "PCI_BUS_ID" or len({nvml.nvmlDeviceGetName(each) for each in handles}) == 1:
                 handle = handles[device]  # devices of one kind are equally fast, so CUDA keeps the bus's order
             else:
@@ -55,11 +55,6 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     except (Exception, SystemExit):  # the caller then uses torch
         return None
-
-
-def _uuid(nvml: Any, handle: Any) -> str:
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
 
 def _is_in_mig_mode(nvml: Any, handle: Any) -> bool:

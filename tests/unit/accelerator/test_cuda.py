@@ -121,12 +121,7 @@ def test_the_backends_version_is_that_of_nccl(monkeypatch: pytest.MonkeyPatch) -
 # NVML ------------------------------------------------------------------------------------
 
 
-def install_nvml(machine: Machine, *, uuid_type: type = str, models: str = "AAA") -> None:
-    def mig_mode(handle: int) -> tuple[int, int]:
-        if handle == 0:
-            raise RuntimeError("not supported")
-        return (int(models[handle] == "M" and handle == 1), 0)
-
+def install_nvml(machine: Machine, models: str = "AAA") -> None:
     machine.package(
         "pynvml",
         NVML_DEVICE_MIG_ENABLE=1,
@@ -134,9 +129,9 @@ def install_nvml(machine: Machine, *, uuid_type: type = str, models: str = "AAA"
         nvmlDeviceGetCount=lambda: len(UUIDS),
         nvmlDeviceGetHandleByIndex=lambda index: range(len(UUIDS))[index],
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetUUID=lambda handle: UUIDS[handle] if uuid_type is str else UUIDS[handle].encode(),
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
         nvmlDeviceGetName=lambda handle: models[handle],
-        nvmlDeviceGetMigMode=mig_mode,
+        nvmlDeviceGetMigMode=lambda handle: ({1: models == IN_MIG, 2: False}[handle], 0),  # the first raises
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=5 if isinstance(handle, str) else FREE[handle]),
     )
 
@@ -172,9 +167,8 @@ ALIKE, MIXED, IN_MIG, FASTEST, BUS = "AAA", "ABA", "MMM", "FASTEST_FIRST", "PCI_
 def test_free_memory_is_that_of_the_visible_device(
     machine: Machine, models: str, visible: str | None, order: str | None, index: int, free: int | None
 ) -> None:
-    for uuid_type in (str, bytes):
-        install_nvml(machine, uuid_type=uuid_type, models=models)
-        assert nvml.free_memory_bytes(visible, order, index) == free
+    install_nvml(machine, models)
+    assert nvml.free_memory_bytes(visible, order, index) == free
 
 
 def test_available_memory_uses_nvml_before_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

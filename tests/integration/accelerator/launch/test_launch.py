@@ -98,20 +98,25 @@ def test_ranks_of_slurm_read_its_variables(tmp_path: Path) -> None:
     assert got["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
+@pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
 def test_ssh_starts_the_ranks_of_several_hosts(tmp_path: Path) -> None:
     """A program in place of ssh runs the commands of both hosts here."""
     program(tmp_path / "bin" / "ssh", f'echo "$*" >> {tmp_path}/called\nfor last; do :; done\nexec sh -c "$last"')
     (tmp_path / "my env").write_text("export ACTIVATED=yes\n")
-    (tmp_path / "hosts").write_text("a slots=1\nme@b slots=2\n")
-    options = ["-H", "hosts", "--launcher", "pdsh", "--ssh_port", "2222", "--venv_script", "my env", "-q"]
+    (tmp_path / "hosts").write_text("a slots=2\nme@b slots=2\n")
+    options = ["-H", "hosts", "--exclude", "a:0", "--launcher", "pdsh", "--ssh_port", "2222", "--venv_script", "my env"]
     meeting = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = launch([*options, *meeting, "show.py"], tmp_path, **variables)
+    rest = ["-q", "--bind_cores_to_rank", "--log_dir", "logs", "show.py"]
+    done = launch([*options, *meeting, *rest], tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert "accel-launch:" not in done.stderr
     found = [shown(tmp_path, rank) for rank in range(3)]
     assert [(got["CROSS_RANK"], got["LOCAL_RANK"]) for got in found] == [("0", "0"), ("1", "0"), ("1", "1")]
     assert {(got["CROSS_SIZE"], got["WORLD_SIZE"], got["ACTIVATED"]) for got in found} == {("2", "3", "yes")}
+    assert [got["CUDA_VISIBLE_DEVICES"] for got in found] == ["1", "0,1", "0,1"]
+    assert found[0]["cpus"] == found[2]["cpus"] != found[1]["cpus"], "of the second slot"
+    assert len({got["ACCEL_LAUNCH_ID"].partition(".")[0] for got in found}) == 1
+    assert (tmp_path / "logs" / "rank2" / "stdout.log").read_text() == "rank 2\n"
     calls = sorted((tmp_path / "called").read_text().splitlines())
     for host, call in zip(("a", "me@b"), calls, strict=True):
         assert call.startswith(f"-p 2222 -o BatchMode=yes -- {host} cd ")

@@ -60,6 +60,7 @@ def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:
         (tmp_path / "given_up").touch()
         assert other.returncode == 3, other.stderr
         assert first.end() == 1, first.errors
+        assert "Ranks of other hosts have failed.\nAll ranks are restarted" in first.errors
         assert "Another host has ended the launch" in first.errors
 
 

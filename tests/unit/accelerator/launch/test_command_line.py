@@ -219,21 +219,6 @@ def test_the_log_level_selects_messages(
     assert ("OMP_NUM_THREADS=64 is more than" in written) == ("warning" in levels)
 
 
-def test_each_host_gets_its_job(tmp_path: Path) -> None:
-    Path("hosts").write_text("localhost slots=4\nb slots=2\n")
-    options = ["--hostfile", "hosts", "--exclude", "localhost:1", "--master_addr", "10.0.0.1", "--log_dir", "logs"]
-    job = command_line.make_job(parse([*options, "--bind_core_list", "0-5", "--max_restarts", "2", "t.py", "x"]))
-    (local, remote) = commands(job, tmp_path)
-    passed = command_line.make_job(parse(local.command[2:]))
-    assert (passed.node_rank, passed.num_nodes, passed.master_addr, passed.master_port) == (0, 2, "10.0.0.1", 29500)
-    assert (passed.hosts[0].slots, passed.hosts[0].chosen, passed.address) == (4, (0, 2, 3), "10.0.0.1")
-    assert (passed.bind, passed.core_list, passed.max_restarts) == (True, "0-5", 2)
-    assert (passed.program, passed.launch, passed.launcher) == (job.program, job.launch, "torchrun")
-    assert passed.log_dir == str(tmp_path / "logs")
-    assert passed.has_driver
-    assert remote.command[0] == "ssh"
-
-
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])  # the others run in test_launch.py
 def test_command_lines_contain_no_values_of_variables(launcher: str) -> None:
     Path(".accel_env").write_text("TOKEN='of the file'\n")
