@@ -153,13 +153,6 @@ at::Tensor& fill_uniformly(at::Tensor& self, double from, double to, std::option
   return self;
 }
 
-at::Tensor strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
-                   std::optional<int64_t> offset) {
-  return at::native::as_strided_tensorimpl(self, size, stride, offset);
-}
-
-at::Tensor viewed(const at::Tensor& self, c10::IntArrayRef size) { return at::native::view(self, size); }
-
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 // Makes the device of that name this one, once per process.
@@ -178,8 +171,8 @@ void install(const std::string& name, int64_t count) {
   kernels.impl("copy_", TORCH_FN(copy_into));
   kernels.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   kernels.impl("uniform_", TORCH_FN(fill_uniformly));
-  kernels.impl("as_strided", TORCH_FN(strided));
-  kernels.impl("view", TORCH_FN(viewed));
+  kernels.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+  kernels.impl("view", TORCH_FN(at::native::view));
   kernels.impl("resize_", TORCH_FN(at::native::resize_));
   kernels.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
 }
@@ -192,8 +185,6 @@ void reset_peak(int64_t device) {
   counters[device].peak = counters[device].current;
 }
 
-int64_t get_current() { return current_device; }
-
 void set_generator(int64_t device, at::Generator generator) { generators[device] = std::move(generator); }
 
 }  // namespace
@@ -202,7 +193,7 @@ TORCH_LIBRARY(accel_ops_fake_device, m) {
   m.def("install", &install);
   m.def("memory", &memory);
   m.def("reset_peak", &reset_peak);
-  m.def("current_device", &get_current);
+  m.def("current_device", [] { return static_cast<int64_t>(current_device); });
   m.def("set_device", &set_current);
   m.def("set_generator", &set_generator);
 }
