@@ -23,7 +23,6 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
 
     Args:
         plan_of: the plan for a host with the topology of this one.
-        directory: the program's working directory.
 
     Raises:
         LaunchError: this host cannot run its ranks as requested.

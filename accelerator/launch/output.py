@@ -105,8 +105,7 @@ class Relay:
     """A thread that copies a pipe to a descriptor in whole lines, progress bars immediately.
 
     Args:
-        reader: the pipe; it stays open.
-        target: the descriptor.
+        reader, target: the pipe, which stays open, and the descriptor.
         log_path: a file for another copy.
         failures: failures in the output are appended to this list instead of copied; None: they are copied.
         line_timeout_s: time to wait for the rest of a line, so that lines of ranks do not mix.
