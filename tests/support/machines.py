@@ -107,6 +107,18 @@ class Machine:
         (where / f"{package}.py").write_text(f"{counted}\nraise {error!r}\n")
 
 
+class Recording:
+    """A proxy of an accelerator that records the members used."""
+
+    def __init__(self, target: object) -> None:
+        self._target = target
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self._target, name)
+
+
 class PluginSite:
     """A directory on the path with installed plug-ins."""
 

@@ -48,13 +48,10 @@ def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machi
     if not torch.backends.cuda.is_built():  # or torch's functions answer
         accelerator.range_push("step")
         accelerator.range_pop()
-        for index, ask in (
-            (" 0", lambda: accelerator.set_device(0)),
-            ("", accelerator.reset_peak_memory_stats),
-            (" -1", lambda: accelerator.available_memory(-1)),
-        ):
-            with pytest.raises(DeviceIndexError, match=f"cuda device{index} does not exist; the number of .* is 0"):
-                ask()
+        with pytest.raises(DeviceIndexError, match="cuda device -1 does not exist; the number of devices is 0"):
+            accelerator.available_memory(-1)
+        with pytest.raises(DeviceIndexError, match="cuda device does not exist; the number of devices is 0"):
+            accelerator.reset_peak_memory_stats()
         assert accelerator.memory_snapshot() == []
     assert not torch.cuda.is_initialized()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import accelerator
-from accelerator import get_accelerator, is_current_accelerator_supported, real_accelerator
+from accelerator import get_accelerator, real_accelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AcceleratorSelectionError
 from op_builder import env
@@ -90,12 +90,6 @@ def test_set_accelerator_during_detection_has_precedence(
     assert getattr(chosen, "set_by_hand", False)
     assert get_accelerator() is chosen
     assert not caplog.records
-
-
-def test_a_plugins_accelerator_counts_as_supported(plugin_site: PluginSite) -> None:
-    plugin_site.install("acme", "plugin_acme", PLUGIN_SOURCE.format(members="acme = True"))
-    assert get_accelerator().acme
-    assert is_current_accelerator_supported() is True
 
 
 def test_a_child_forked_during_a_detection_can_detect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,11 +88,9 @@ def test_the_first_of_two_plugins_with_the_same_name_wins(plugin_site: PluginSit
     assert reasons(selection)["cuda (plugin_cuda:Plugin)"] == CLASH
 
 
-UNPLUGGED = "probe = staticmethod(lambda: 'card unplugged')"
-
-
 def test_a_prebuild_uses_the_class_of_a_named_plugin_without_a_device(plugin_site: PluginSite) -> None:
-    plugin_site.install("acme", "plugin_acme", source(f"{UNPLUGGED}; builder_package = 'acme.ops'"))
+    members = "probe = staticmethod(lambda: 'card unplugged'); builder_package = 'acme.ops'"
+    plugin_site.install("acme", "plugin_acme", source(members))
     with env.scope(ACCEL_ACCELERATOR="acme"):
         assert choose().error is not None
         assert builder_package() == ("acme", "acme.ops")

@@ -15,6 +15,7 @@ from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.detection import structural_faults
 from accelerator.errors import InvalidAcceleratorError
 from accelerator.pinned_memory import PinnedMemory
+from tests.support.machines import Recording
 
 CONCRETE, PROPERTIES, METHODS = (
     set(names.split())
@@ -72,14 +73,6 @@ def test_set_accelerator_checks_members_not_ancestry() -> None:
     assert is_current_accelerator_supported() is True
 
 
-class Proxy:
-    def __init__(self, target: object) -> None:
-        self._target = target
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-
 def start_device(self: object) -> None:
     raise AssertionError("a property was evaluated")
 
@@ -87,7 +80,7 @@ def start_device(self: object) -> None:
 @pytest.mark.parametrize(
     "candidate",
     [
-        Proxy(CPU_Accelerator()),
+        Recording(CPU_Accelerator()),
         type("Odd", (), members(memory_allocated=functools.partialmethod(lambda self, index=None: 1)))(),
         type("Lazy", (), members(Stream=property(start_device)))(),
     ],

@@ -14,18 +14,7 @@ import torch
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.testing import CHECKS, ConformanceError, check_conformance
-
-
-class Recording:
-    """A proxy of an accelerator that records the members used."""
-
-    def __init__(self, target: object) -> None:
-        self._target = target
-        self.asked: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        self.asked.add(name)
-        return getattr(self._target, name)
+from tests.support.machines import Recording
 
 
 def test_the_cpu_conforms_and_every_member_is_checked_and_the_generators_are_restored() -> None:

@@ -21,7 +21,6 @@ PAIRED = Made(cores=2, threads=4, adjacent=True)
 
 # fmt: off
 CASES = [
-    ("one rank, one node", Made(), 1, None, "0-3 @0 any x4"),
     ("hyper-threads stay free", Made(threads=2), 2, None, "0-1 @0 any; 2-3 @0 any x2"),
     ("what does not divide stays free", Made(cores=7), 2, None, "0-2 @0 any; 3-5 @0 any x3"),
     ("three ranks on two sockets: the second crosses, or a quarter would idle", TWO, 3, None,

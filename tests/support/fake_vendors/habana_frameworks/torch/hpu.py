@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import torch
 from torch._dynamo import register_backend
 
-from accelerator.host_streams import HostEvent
 from tests.support.fake_vendors import fake_device
 
 _whole = fake_device.install_vendor(
@@ -26,11 +25,6 @@ globals().update(
 torch.hpu = sys.modules[__name__]
 
 random = SimpleNamespace(default_generators=list(_whole.default_generators))
-
-
-class Event(HostEvent):
-    def __init__(self, enable_timing=False):
-        super().__init__(enable_timing)
 
 
 def synchronize():
