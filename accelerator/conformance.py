@@ -9,22 +9,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any
 
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.selection import choose
 from accelerator.testing import CHECKS, CheckResult, ConformanceReport
 from accelerator.testing.model import FAILED, require_device
-from accelerator.vendors import redirect_output_to_stderr
 from op_builder import env
-from op_builder.command_line import run_main
+from op_builder.system.interpreter import isolated_command
 
 _EPILOG = "Exit status: 0 if all checks passed or do not apply, 1 if one failed, 2 if no device can be checked."
+_MARK = "conformance-result: "
 _NO_DEVICE = 2
 
 
@@ -73,6 +73,21 @@ def _name_and_reason(text: str) -> tuple[str, str]:
     return name, reason or "not on this set-up"
 
 
+def run_checks(first: int, without: Mapping[str, str]) -> int:
+    """In the child: run the checks from number ``first`` on, and write each result at once; returns the exit status."""
+    try:
+        accelerator = choose().require()
+        require_device(accelerator)
+    except AcceleratorSelectionError as error:
+        print(error, file=sys.stderr)
+        return _NO_DEVICE
+    for check in CHECKS[first:]:
+        result = check.run(accelerator, without)
+        # A device's library may print, too; our lines begin with the mark.
+        print(f"\n{_MARK}{json.dumps([result.status, result.note])}", flush=True)
+    return 0
+
+
 def run_isolated(name: str, without: Mapping[str, str], timeout_s: float) -> ConformanceReport | None:
     """Run every check on the accelerator that the environment names, in child processes.
 
@@ -84,47 +99,50 @@ def run_isolated(name: str, without: Mapping[str, str], timeout_s: float) -> Con
         None if no device can be checked; the child has written the reason to standard error.
     """
     outcomes: list[tuple[str, str]] = []
-    context = multiprocessing.get_context("spawn")
     while len(outcomes) < len(CHECKS):
-        reader, writer = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(writer, len(outcomes), without), daemon=True)
-        child.start()
-        writer.close()
-        try:
-            while reader.poll(timeout_s):
-                outcomes.append(reader.recv())
-            end = f"it did not finish within {timeout_s:g} s"
-            child.kill()
-            child.join()
-        except EOFError:
-            child.join()
-            code = child.exitcode or 0
-            if code == _NO_DEVICE and not outcomes:
-                return None
-            end = f"it ended its process, {f'status {code}' if code >= 0 else f'signal {signal.Signals(-code).name}'}"
+        found, end, status = _run_child(len(outcomes), without, timeout_s)
+        if status == _NO_DEVICE and not outcomes and not found:
+            return None
+        outcomes += found
         if len(outcomes) < len(CHECKS):
             outcomes.append((FAILED, end))
     results = (CheckResult(check, *outcome) for check, outcome in zip(CHECKS, outcomes, strict=True))
     return ConformanceReport(name, tuple(results))
 
 
-def _work(writer: Connection, first: int, without: Mapping[str, str]) -> NoReturn:
-    """In the child: run the checks from number ``first`` on, and send each result at once."""
+_CHILD = """
+from accelerator.conformance import run_checks
+from op_builder.command_line import run_main
+run_main(lambda: run_checks({}, {}))
+"""
 
-    def work() -> int:
-        try:
-            accelerator = choose().require()
-            require_device(accelerator)
-        except AcceleratorSelectionError as error:
-            print(error, file=sys.stderr)
-            return _NO_DEVICE
-        for check in CHECKS[first:]:
-            result = check.run(accelerator, without)
-            writer.send((result.status, result.note))
-        return 0
 
-    with redirect_output_to_stderr():  # a device's library may print, too
-        run_main(work)
+def _run_child(first: int, without: Mapping[str, str], timeout_s: float) -> tuple[list[tuple[str, str]], str, int]:
+    """The outcomes from check ``first`` on, how the child ended, and its exit status."""
+    command = isolated_command(_CHILD.format(first, dict(without)))
+    outcomes: list[tuple[str, str]] = []
+    is_late = threading.Event()
+
+    def stop() -> None:
+        is_late.set()
+        child.kill()
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as child:
+        assert child.stdout is not None
+        while True:
+            timer = threading.Timer(timeout_s, stop)
+            timer.start()
+            line = next((line for line in child.stdout if line.startswith(_MARK)), None)
+            timer.cancel()
+            if line is None:
+                break
+            status, note = json.loads(line.removeprefix(_MARK))
+            outcomes.append((status, note))
+    code = child.returncode
+    if is_late.is_set():
+        return outcomes, f"it did not finish within {timeout_s:g} s", code
+    end = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    return outcomes, f"it ended its process, {end}", code
 
 
 def as_data(report: ConformanceReport) -> dict[str, Any]:
@@ -164,4 +182,6 @@ def _print_table(report: ConformanceReport) -> None:
 
 
 if __name__ == "__main__":
+    from op_builder.command_line import run_main
+
     run_main(main)
