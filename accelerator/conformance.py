@@ -31,11 +31,8 @@ _NO_DEVICE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = _parse(arguments)
-    without = dict(options.without)
     with env.scope(ACCEL_ACCELERATOR=options.name, DS_ACCELERATOR=None):
-        if options.worker is not None:
-            return _work(options.worker, without)
-        report = run_isolated(options.name, without, options.timeout)
+        report = run_isolated(options.name, dict(options.without), options.timeout)
     if report is None:
         return _NO_DEVICE
     if options.json:
@@ -62,7 +59,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME=REASON",
         help="a check or a group of checks that does not apply to this set-up",
     )
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not 0 < options.timeout < math.inf:
         parser.error(f"argument --timeout: expected a number of seconds above 0, found {options.timeout:g}")
@@ -77,8 +73,8 @@ def _name_and_reason(text: str) -> tuple[str, str]:
     return name, reason or "not on this set-up"
 
 
-def _work(first: int, without: Mapping[str, str]) -> int:
-    """In the child: run the checks from number ``first`` on, and write each result at once."""
+def run_checks(first: int, without: Mapping[str, str]) -> int:
+    """In the child: run the checks from number ``first`` on, and write each result at once; returns the exit status."""
     try:
         accelerator = choose().require()
         require_device(accelerator)
@@ -93,7 +89,7 @@ def _work(first: int, without: Mapping[str, str]) -> int:
 
 
 def run_isolated(name: str, without: Mapping[str, str], timeout_s: float) -> ConformanceReport | None:
-    """Run every check on the accelerator that ``name`` names, in child processes.
+    """Run every check on the accelerator that the environment names, in child processes.
 
     Args:
         without: as for :func:`accelerator.testing.check_conformance`.
@@ -104,7 +100,7 @@ def run_isolated(name: str, without: Mapping[str, str], timeout_s: float) -> Con
     """
     outcomes: list[tuple[str, str]] = []
     while len(outcomes) < len(CHECKS):
-        found, end, status = _run_child(name, len(outcomes), without, timeout_s)
+        found, end, status = _run_child(len(outcomes), without, timeout_s)
         if status == _NO_DEVICE and not outcomes and not found:
             return None
         outcomes += found
@@ -114,17 +110,16 @@ def run_isolated(name: str, without: Mapping[str, str], timeout_s: float) -> Con
     return ConformanceReport(name, tuple(results))
 
 
-_WORKER = (
-    "from accelerator import conformance\nfrom op_builder.command_line import run_main\nrun_main(conformance.main)"
-)
+_CHILD = """
+from accelerator.conformance import run_checks
+from op_builder.command_line import run_main
+run_main(lambda: run_checks({}, {}))
+"""
 
 
-def _run_child(
-    name: str, first: int, without: Mapping[str, str], timeout_s: float
-) -> tuple[list[tuple[str, str]], str, int]:
+def _run_child(first: int, without: Mapping[str, str], timeout_s: float) -> tuple[list[tuple[str, str]], str, int]:
     """The outcomes from check ``first`` on, how the child ended, and its exit status."""
-    command = isolated_command(_WORKER, name, f"--worker={first}")
-    command += [f"--without={each}={reason}" for each, reason in without.items()]
+    command = isolated_command(_CHILD.format(first, dict(without)))
     outcomes: list[tuple[str, str]] = []
     is_late = threading.Event()
 

@@ -13,17 +13,9 @@ from accelerator.vendors import import_vendor
 
 
 def visible_device(visible: str | None, index: int) -> int | str:
-    """The entry of ``CUDA_VISIBLE_DEVICES`` for CUDA's device ``index``.
+    """The entry of ``CUDA_VISIBLE_DEVICES``, with this value, for CUDA's device ``index``.
 
-    Args:
-        visible: the variable's value: None (all devices), or a list of device numbers, UUIDs
-            (``GPU-...``, ``MIG-...``) and beginnings of UUIDs.
-
-    Returns:
-        NVML's index, or a UUID or the beginning of one.
-
-    Raises:
-        IndexError: ``index`` is negative or not below the number of entries.
+    It is NVML's index, or a UUID (``GPU-...``, ``MIG-...``) or the beginning of one; IndexError without an entry.
     """
     if index < 0:
         raise IndexError(index)
@@ -42,8 +34,7 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
     CUDA's order may differ.
 
     Args:
-        visible: the value of ``CUDA_VISIBLE_DEVICES``, as for :func:`visible_device`.
-        order: the value of ``CUDA_DEVICE_ORDER``.
+        visible, order: the values of ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
     """
     try:
         nvml: Any = import_vendor("pynvml")
@@ -54,7 +45,7 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
         else:
             handles = [nvml.nvmlDeviceGetHandleByIndex(each) for each in range(nvml.nvmlDeviceGetCount())]
             if isinstance(device, str):
-                handle = next(each for each in handles if _uuid(nvml, each).startswith(device))
+                handle = next(each for each in handles if nvml.nvmlDeviceGetUUID(each).startswith(device))
             elif order == "PCI_BUS_ID" or len({nvml.nvmlDeviceGetName(each) for each in handles}) == 1:
                 handle = handles[device]  # devices of one kind are equally fast, so CUDA keeps the bus's order
             else:
@@ -64,11 +55,6 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     except (Exception, SystemExit):  # the caller then uses torch
         return None
-
-
-def _uuid(nvml: Any, handle: Any) -> str:
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
 
 def _is_in_mig_mode(nvml: Any, handle: Any) -> bool:

@@ -50,6 +50,7 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
 
     A fact that cannot be determined is listed under ``unavailable`` with the reason.
     """
+    variables = env.child_environment()
     getters: dict[str, Callable[[], Fact]] = {
         "class": lambda: f"{type(accelerator).__module__}.{type(accelerator).__qualname__}",
         "device_name": accelerator.device_name,
@@ -65,7 +66,7 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
         "total_memory_bytes": accelerator.total_memory,
         "available_memory_bytes": accelerator.available_memory,
         "memory_allocated_bytes": accelerator.memory_allocated,
-        "visible_devices": lambda: _values(accelerator.visible_devices_envs()),
+        "visible_devices": lambda: {name: variables.get(name) for name in accelerator.visible_devices_envs()},
         "export_envs": accelerator.export_envs,
         "op_builder_dir": accelerator.op_builder_dir,
         **getattr(accelerator, "extra_facts", dict)(),
@@ -91,11 +92,6 @@ def _record(properties: Any) -> str | None:
 def _dtypes(accelerator: DeepSpeedAccelerator) -> list[str]:
     names = [str(dtype).removeprefix("torch.") for dtype in accelerator.supported_dtypes()]
     return [*names, "float8"] if accelerator.is_fp8_supported() else names
-
-
-def _values(names: list[str]) -> dict[str, str | None]:
-    variables = env.child_environment()
-    return {name: variables.get(name) for name in names}
 
 
 def _version(distribution: str) -> str | None:

@@ -1,13 +1,6 @@
-"""The CPUs and the memory of each rank: functions of a topology and a number of ranks.
+"""The CPUs and the memory of each rank, as functions of a topology and a number of ranks.
 
-The rules, in this order:
-
-1. Ranks get only CPUs that the process may use, and do not share any.
-2. All ranks get the same number of CPUs. The remainder stays free.
-3. A rank gets whole cores, the first CPU of each. Hyper-threads are used only if there are more ranks than cores, or if
-   a list names them.
-4. A rank stays within one NUMA node, unless more than an eighth of the cores would stay idle.
-5. Memory comes from the nodes of the rank's cores; high-bandwidth memory near them is preferred.
+docs/launcher.md lists the rules.
 """
 
 from __future__ import annotations

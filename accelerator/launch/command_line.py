@@ -22,7 +22,7 @@ from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, plural, read_environment_files
 from accelerator.launch.processes import guarded, log, log_plan, set_log_level
-from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
+from accelerator.launch.topology import Topology, format_list, own_affinity, read_caches, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.system.cgroups import HostFiles
@@ -242,7 +242,8 @@ def _show_topology(options: argparse.Namespace) -> int:
     except LaunchError as error:
         plan, refusal = HostPlan(host.slots), error
     if options.format in describe.OF_LAUNCHERS:
-        print(*describe.OF_LAUNCHERS[options.format](plan.bindings), sep="\n", end="\n" if plan.bindings else "")
+        for line in describe.OF_LAUNCHERS[options.format]([format_list(each.cpus) for each in plan.bindings]):
+            print(line)
     elif options.format == "json":
         print(json.dumps(describe.as_data(topology, caches, plan), indent=2, default=sorted))
     else:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerator.errors import BindingError
-from accelerator.launch.binding import RankBinding
 from accelerator.launch.hosts import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.plan import HostPlan, assignments, plural
@@ -24,7 +23,6 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
 
     Args:
         plan_of: the plan for a host with the topology of this one.
-        directory: the program's working directory.
 
     Raises:
         LaunchError: this host cannot run its ranks as requested.
@@ -111,19 +109,12 @@ def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, columns: i
     return [*lines, *(f"  {note}" for note in plan.notes)]
 
 
-def _as_taskset(bindings: Sequence[RankBinding]) -> list[str]:
-    """The words before a rank's command, a line for each rank."""
-    return [f"taskset --cpu-list {format_list(binding.cpus)}" for binding in bindings]
-
-
-def _as_vllm(bindings: Sequence[RankBinding]) -> list[str]:
-    """The variable of vLLM's CPU backend, which takes each rank's memory from the NUMA node of its cores."""
-    lists = [format_list(binding.cpus) for binding in bindings]
-    return [f"VLLM_CPU_OMP_THREADS_BIND={'|'.join(lists)}"] if lists else []
-
-
-OF_LAUNCHERS: dict[str, Callable[[Sequence[RankBinding]], list[str]]] = {"taskset": _as_taskset, "vllm": _as_vllm}
-"""By name of a format, the lines with all bindings for another launcher."""
+OF_LAUNCHERS: dict[str, Callable[[list[str]], list[str]]] = {
+    "taskset": lambda lists: [f"taskset --cpu-list {cpus}" for cpus in lists],
+    # vLLM's CPU backend takes each rank's memory from the NUMA node of its cores.
+    "vllm": lambda lists: [f"VLLM_CPU_OMP_THREADS_BIND={'|'.join(lists)}"] if lists else [],
+}
+"""By name of a format, the lines for another launcher with each rank's list of CPUs."""
 
 
 def _headline(topology: Topology) -> str:

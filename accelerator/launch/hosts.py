@@ -1,8 +1,6 @@
 """Hosts and their slots: hostfiles, ``--include`` and ``--exclude``.
 
-A hostfile has one line for each host, ``name slots=N`` as for DeepSpeed and Open MPI, ``name:N`` as for MPICH, or only
-``name`` for one slot; ``#`` begins a comment. ``--include`` and ``--exclude`` name
-hosts, and slots of them: ``host:0,1@host2`` is slots 0 and 1 of the first and all of the second.
+docs/launcher.md describes their format.
 """
 
 from __future__ import annotations
@@ -63,14 +61,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def read_users_file(path: Path, opener: Callable[[str, int], int] | None = None) -> str | None:
-    """The text of a file that the user wrote, None if it does not exist.
-
-    Args:
-        opener: as that of :func:`open`.
-
-    Raises:
-        LaunchError: it cannot be read.
-    """
+    """The text of a file that the user wrote, None if it does not exist; LaunchError if it cannot be read."""
     try:
         with open(path, "rb", opener=opener) as file:
             data = file.read()

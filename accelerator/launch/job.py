@@ -21,20 +21,15 @@ class Job:
     Attributes:
         program: the command of each rank.
         hosts: by node rank; for ``torchrun`` only this host.
-        launcher: of :data:`LAUNCHERS`.
-        launcher_args: options for ssh, mpirun or srun.
         num_nodes, node_rank: for ``torchrun``, the number of hosts that run this command, and this host's index.
-        master_addr, master_port: the address of rank 0; None for the launcher's choice.
+        master_addr, master_port: of rank 0; None for the launcher's choice.
         address: this host's address for the others; None for torch's choice.
-        bind, core_list: whether to bind ranks to cores, and the CPUs to use (None: all).
+        core_list: the CPUs to use; None: all.
         variables: environment variables for all ranks, in addition to this process's.
         device_variables: names of the variables that select visible devices; each host uses its own values.
         forwarded: this process's variables that other hosts get.
         log_dir: an absolute path.
-        max_restarts: the number of restarts after failures.
-        grace_s: seconds that ranks have to end after a signal.
         venv_script: a script that the shell of other hosts runs first.
-        log_level: of :data:`accelerator.launch.processes.LEVELS`, the least that is printed.
         has_driver: whether a driver reads failures from standard error and writes signals to standard input.
         launch: identifies this launch.
     """

@@ -17,7 +17,8 @@ from accelerator.launch.processes import LEVELS
 
 FORMATS = ("text", "json", "taskset", "vllm")
 
-_EPILOG = """{instead}
+_EPILOG = """options of DeepSpeed's command that are not supported:
+  {instead}
 
 examples:
   accel-launch --bind_cores_to_rank train.py          one rank per NUMA node, each on its own cores
@@ -107,28 +108,23 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             name = unknown.split()[0].partition("=")[0]
-            instead = _INSTEAD.get(name.replace("-", "_").replace("__", "--", 1))
-            if instead is not None:
-                super().error(f"{name} is not supported: {instead}")
-            near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), self._names, 1)
+            spelling = name.replace("-", "_").replace("__", "--", 1)
+            if spelling in _INSTEAD:
+                super().error(f"{name} is not supported: {_INSTEAD[spelling]}")
+            near = difflib.get_close_matches(spelling, self._names, 1)
             message = f"unknown option {name}" + (f"; did you mean {self._names[near[0]][0]}?" if near else "")
         super().error(message)
 
 
-def _listed(instead: dict[str, str]) -> str:
-    """The options that are not supported, for the help."""
-    lines = [textwrap.fill(f"{name}: {text}.", 88, subsequent_indent="      ") for name, text in instead.items()]
-    return "options of DeepSpeed's command that are not supported:\n  " + "\n  ".join(lines)
-
-
 def make_parser(prog: str = "accel-launch") -> _Parser:
     """The command line."""
+    lines = [textwrap.fill(f"{name}: {text}.", 88, subsequent_indent="      ") for name, text in _INSTEAD.items()]
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [options] script.py [its own arguments]",
         description="Start one process per accelerator or NUMA node, on one or several hosts, bound to cores.\n"
         "All options may be written with '-' instead of '_'.",
-        epilog=_EPILOG.format(instead=_listed(_INSTEAD)),
+        epilog=_EPILOG.format(instead="\n  ".join(lines)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

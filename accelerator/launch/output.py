@@ -13,7 +13,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from accelerator.errors import LaunchError
-from op_builder.system.records import Schema, is_number, is_small, is_string, require
 
 # Other hosts' launchers, and ranks that an MPI starts, report a failure as one line of standard error with this mark.
 # Writing up to this many bytes to a pipe is atomic.
@@ -97,25 +96,16 @@ class Failure:
         if not mark:
             return None
         try:
-            facts = json.loads(text)
-            require(facts, _FAILURE)
-        except (ValueError, RecursionError):  # mixed with another writer's output
+            return cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError):  # mixed with another writer's output
             return None
-        return cls(**facts)
-
-
-_FAILURE: Schema = {
-    name: {"int": is_small, "float": is_number, "str": is_string}[kind]
-    for name, kind in Failure.__annotations__.items()
-}
 
 
 class Relay:
     """A thread that copies a pipe to a descriptor in whole lines, progress bars immediately.
 
     Args:
-        reader: the pipe; it stays open.
-        target: the descriptor.
+        reader, target: the pipe, which stays open, and the descriptor.
         log_path: a file for another copy.
         failures: failures in the output are appended to this list instead of copied; None: they are copied.
         line_timeout_s: time to wait for the rest of a line, so that lines of ranks do not mix.

@@ -147,11 +147,7 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
 def forwarded(
     variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = (), launcher: str = "ssh"
 ) -> dict[str, str]:
-    """The variables of this process that other hosts get: those with a prefix of ours or of ``export_envs()``.
-
-    Args:
-        own: names that each host sets itself, which select its visible devices.
-    """
+    """The variables that other hosts get: those with a prefix of ours or of ``export_envs()``, but not ``own``."""
     wanted, kept = (*_ALWAYS_FORWARDED, *_FORWARDED_BY_LAUNCHER.get(launcher, ()), *prefixes), set(own)
     return {
         name: value
@@ -164,10 +160,6 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
     """The variables that make only the devices of these slots visible.
 
     A slot is an index into the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5.
-
-    Args:
-        names: the accelerator's ``visible_devices_envs()``.
-        given: the host's variables.
     """
     variables = {}
     for name in names:
@@ -178,10 +170,7 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
 
 
 def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables for the number of threads, and a note for each value of the user that is too large.
-
-    The user's values are kept.
-    """
+    """The variables for the number of threads unless the user set them, and a note for each value that is too large."""
     variables = {name: str(threads) for name in THREAD_VARIABLES if not given.get(name)}
     notes = tuple(
         f"{name}={given[name]} is more than the {threads} cores of a rank, so its threads will compete for them. "
@@ -193,11 +182,7 @@ def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str
 
 
 def check_against_binding(given: Mapping[str, str]) -> None:
-    """Refuse OpenMP settings that bind the threads of all ranks to the same CPUs or outside the rank's own.
-
-    Raises:
-        LaunchError: a variable is incompatible with ``--bind_cores_to_rank``.
-    """
+    """Raise LaunchError for OpenMP settings that bind the threads of all ranks to the same CPUs."""
     for name, (clashes, why) in _CLASHES.items():
         value = given.get(name, "")
         if value and clashes(value):

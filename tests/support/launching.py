@@ -10,46 +10,34 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from op_builder import env
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120  # only a guard against hangs
-MARK = "ACCEL_TEST_MARK"
 TWO = ["--num_accelerators", "2"]
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 # Writes a rank's variables, its CPUs, the memory policies of its pages and the command lines of all processes.
 SHOW = """
-import json, os, re, sys
-status = open("/proc/self/status").read()
-names = ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES "
-         "OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING ACCEL_LAUNCH_ID FROM_FILE OF_FIRST_HOST PATH "
-         "PYTHONHASHSEED CROSS_RANK CROSS_SIZE ACTIVATED").split()
-found = {name: os.environ.get(name) for name in names}
-found["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", status)[1]
-found["arguments"] = sys.argv[1:]
-found["name"] = __name__
-found["host"] = os.uname().nodename
+import json, os, psutil, re, sys
+found = {**os.environ, "arguments": sys.argv[1:], "name": __name__, "host": os.uname().nodename}
+found["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", open("/proc/self/status").read())[1]
 try:
     found["policies"] = sorted({line.split()[1] for line in open("/proc/self/numa_maps")})
 except OSError:
     found["policies"] = None
-found["command_lines"] = ""
-for number in filter(str.isdecimal, os.listdir("/proc")):
-    try:
-        with open(f"/proc/{number}/cmdline", errors="replace") as file:
-            found["command_lines"] += file.read()
-    except OSError:
-        pass  # the process has ended
+found["command_lines"] = str([process.info["cmdline"] for process in psutil.process_iter(["cmdline"])])
 with open(f"rank{found['RANK']}.json", "w") as file:
     json.dump(found, file)
 print("rank", found["RANK"])
+print("shown by", found["RANK"], file=sys.stderr)
 """
 
 # Starts a child in a session of its own, reports that it runs, and waits; some ranks end differently.
@@ -61,34 +49,23 @@ if how == "stubborn" or (how == "one_fails" and rank == 0):
         signal.signal(number, signal.SIG_IGN)
 if how == "polite":
     def note(number, _frame):
+        time.sleep(0.5)  # cleaning up takes a while
         with open(f"got{rank}", "a") as file:
             file.write(signal.Signals(number).name)
         sys.exit(0)
     signal.signal(signal.SIGTERM, note)
     signal.signal(signal.SIGINT, note)
-if how == "slow":
-    def clean_up(number, _frame):
-        time.sleep(1.5)
-        with open(f"cleaned{rank}", "w") as file:
-            file.write("up")
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, clean_up)
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(f"up{rank}", "w").close()
 while len([name for name in os.listdir() if name.startswith("up")]) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.05)
-if rank == 1 and how in ("killed", "exits", "one_fails"):
+if rank == 1 and how in ("killed", "one_fails"):
     print("last words of the rank", file=sys.stderr, flush=True)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(7)
 time.sleep(600)
 """
-
-
-def write_scripts(directory: Path) -> None:
-    (directory / "show.py").write_text(SHOW)
-    (directory / "wait.py").write_text(WAIT)
 
 
 def shown(directory: Path, rank: int) -> dict[str, Any]:
@@ -109,19 +86,24 @@ def environment(**variables: str | None) -> dict[str, str]:
 def launch(
     arguments: Sequence[str], directory: Path, prefix: Sequence[str] = (), **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the launcher; no process may be left."""
-    mark = uuid.uuid4().hex
+    """Run the launcher beside the scripts; no process may be left."""
     done = subprocess.run(
-        [*prefix, *command(*arguments)],
+        _command(arguments, directory, prefix),
         cwd=directory,
-        env=environment(**{**variables, MARK: mark}),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert left_of(mark) == [], done.stderr
+    assert left_in(directory) == [], done.stderr
     return done
+
+
+def _command(arguments: Sequence[str], directory: Path, prefix: Sequence[str]) -> list[str]:
+    (directory / "show.py").write_text(SHOW)
+    (directory / "wait.py").write_text(WAIT)
+    return [*prefix, *command(*arguments)]
 
 
 def free_port() -> int:
@@ -135,7 +117,6 @@ class Started:
     """A running launch."""
 
     def __init__(self, arguments: Sequence[str], directory: Path, prefix: Sequence[str] = ()) -> None:
-        self.mark = uuid.uuid4().hex
         self.directory = directory
         self._errors = directory / "errors"
 
@@ -146,9 +127,9 @@ class Started:
 
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [*prefix, *command(*arguments)],
+                _command(arguments, directory, prefix),
                 cwd=directory,
-                env=environment(**{MARK: self.mark}),
+                env=environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,
@@ -159,9 +140,9 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process_id in left_of(self.mark, 0):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGKILL)
+        for process in _running_in(self.directory):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
 
     @property
@@ -179,29 +160,14 @@ class Started:
         return self.process.wait(timeout=TIMEOUT_S)
 
 
-def left_of(mark: str, patience_s: float = 30.0) -> list[int]:
-    """Ids of processes that inherited the mark; waits for them to end."""
-
-    def has_mark(entry: Path) -> bool:
-        return f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
-
-    return [int(entry.name) for entry in _left(has_mark, patience_s)]
-
-
-def left_in(directory: Path, patience_s: float = 60.0) -> list[str]:
-    """Command lines of processes in that working directory; waits for them to end. Marks do not pass through ssh."""
-    entries = _left(lambda entry: (entry / "cwd").readlink() == directory, patience_s)
-    return [(entry / "cmdline").read_text().replace("\0", " ") for entry in entries]
-
-
-def _left(belongs: Callable[[Path], bool], patience_s: float) -> list[Path]:
-    deadline = time.monotonic() + patience_s
-    while True:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if belongs(entry):
-                    found.append(entry)
-        if not found or time.monotonic() > deadline:
-            return found
+def left_in(directory: Path) -> list[str]:
+    """Command lines of processes in that working directory; waits for them to end."""
+    deadline = time.monotonic() + 60
+    while (left := _running_in(directory)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    return [str(process.info["cmdline"]) for process in left]
+
+
+def _running_in(directory: Path) -> list[psutil.Process]:
+    everything = psutil.process_iter(["cwd", "cmdline"])
+    return [process for process in everything if process.info["cwd"] == str(directory)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,18 +21,10 @@ from tests.support.foreign_package import install
 from tests.support.kernel_files import write_files
 
 VENDOR_PACKAGES = (
-    "intel_extension_for_deepspeed",
-    "intel_extension_for_pytorch",
-    "torch_npu",
-    "torch_sdaa",
-    "torch_mlu",
-    "torch_supa",
-    "habana_frameworks",
-    "habana_frameworks.torch",
-    "habana_frameworks.torch.hpu",
-    "oneccl_bindings_for_pytorch",
-    "pynvml",
-    "nvtx",
+    *(f"torch_{name}" for name in ("npu", "sdaa", "mlu", "supa")),
+    *(f"intel_extension_for_{name}" for name in ("deepspeed", "pytorch")),
+    *("habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.hpu"),
+    *("oneccl_bindings_for_pytorch", "pynvml", "nvtx"),
 )
 
 WriteFiles = Callable[[dict[str, str]], HostFiles]
@@ -85,21 +78,14 @@ class Machine:
 
         self.package("intel_extension_for_deepspeed", XPU_Accelerator=XPU_Accelerator)
 
-    def npu(self, available: bool = True) -> None:
-        self.package("torch_npu")
-        self.device_module("npu", available=available)
+    def _vendor(self, name: str, available: bool = True) -> None:
+        self.package(f"torch_{name}")
+        self.device_module(name, available=available, **({"is_bf16_supported": lambda: True} if name == "mlu" else {}))
 
-    def sdaa(self, available: bool = True) -> None:
-        self.package("torch_sdaa")
-        self.device_module("sdaa", available=available)
-
-    def mlu(self, available: bool = True) -> None:
-        self.package("torch_mlu")
-        self.device_module("mlu", available=available, is_bf16_supported=lambda: True)
-
-    def supa(self, available: bool = True) -> None:
-        self.package("torch_supa")
-        self.device_module("supa", available=available)
+    npu = partialmethod(_vendor, "npu")
+    sdaa = partialmethod(_vendor, "sdaa")
+    mlu = partialmethod(_vendor, "mlu")
+    supa = partialmethod(_vendor, "supa")
 
     def mps(self, available: bool = True) -> None:
         if available:
@@ -107,12 +93,11 @@ class Machine:
             self._patch.setattr(torch.mps, "device_count", lambda: 1)
 
     def hpu(self, available: bool = True) -> None:
-        hpu = ModuleType("habana_frameworks.torch.hpu")
-        hpu.is_available = lambda: available  # type: ignore[attr-defined]
-        hpu.device_count = lambda: int(available)  # type: ignore[attr-defined]
-        hpu.current_device = lambda: 0  # type: ignore[attr-defined]
+        name = "habana_frameworks.torch.hpu"
+        hpu = self.package(
+            name, is_available=lambda: available, device_count=lambda: int(available), current_device=lambda: 0
+        )
         self.package("habana_frameworks", torch=self.package("habana_frameworks.torch", hpu=hpu))
-        self._patch.setitem(sys.modules, "habana_frameworks.torch.hpu", hpu)
 
     def broken(self, package: str, error: BaseException, where: Path) -> None:
         """Install a package whose import raises ``error``."""
@@ -120,6 +105,18 @@ class Machine:
         self._patch.syspath_prepend(str(where))
         counted = f"open({str(where / 'imports')!r}, 'a').write('{package}\\n')"
         (where / f"{package}.py").write_text(f"{counted}\nraise {error!r}\n")
+
+
+class Recording:
+    """A proxy of an accelerator that records the members used."""
+
+    def __init__(self, target: object) -> None:
+        self._target = target
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self._target, name)
 
 
 class PluginSite:

@@ -19,14 +19,7 @@ PORT = 2222
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """``host-a`` and ``host-b``.
-
-    Attributes:
-        prefix: of a command that is to run on the first.
-        ssh_args: what ssh needs to get to either without a question.
-        agent: ssh with these, for those who take no arguments for it.
-        interface: the network interface of both.
-    """
+    """``host-a`` and ``host-b``: the beginning of a command on the first, and how ssh gets to either unasked."""
 
     prefix: list[str]
     ssh_args: str

@@ -11,40 +11,30 @@ import json
 
 import pytest
 
+from accelerator.testing import CHECKS
 from tests.support.foreign_package import ROOT, python
 
 FAKES = ROOT / "tests" / "support" / "fake_vendors"
 
 pytestmark = pytest.mark.slow  # the device is compiled first, with torch's C++ headers
 
-
-# The checks that do not apply to each fake device.
 FLOAT8 = {"float8_converts"}
-PINNING = {
-    "pinning_keeps_the_tensor",
-    "pinning_in_whole_pages",
-    "pinned_tensors_are_known",
-    "unpinning_keeps_the_values",
-    "new_tensors_are_pinned",
-    "host_memory_registers",
-}
+PINNING = {check.name for check in CHECKS if check.group == "pinned memory"}
+ONE_DEVICE = {"tensors_are_made_on_the_current_device"}
+HIDING = {"visible_devices_are_honoured"}
 LEFT_OUT = {
     "npu": FLOAT8,
     "mlu": set(),
     "sdaa": FLOAT8,
-    "hpu": {*FLOAT8, "tensors_are_made_on_the_current_device", "cache_empties"},
+    "hpu": {*FLOAT8, *ONE_DEVICE, "cache_empties"},
     "xpu": {*FLOAT8, *PINNING},
-    "xpu.native": {*FLOAT8, *PINNING, "visible_devices_are_honoured"},
+    "xpu.native": {*FLOAT8, *PINNING, *HIDING},
     "mps": {
-        *FLOAT8,
-        *PINNING,
-        "stream_context_switches",
-        "peak_remembers_what_was_freed",
-        "resets_lower_the_peaks",
-        "tensors_are_made_on_the_current_device",
-        "visible_devices_are_honoured",
+        *(*FLOAT8, *PINNING, *ONE_DEVICE, *HIDING),
+        *("stream_context_switches", "peak_remembers_what_was_freed", "resets_lower_the_peaks"),
     },
 }
+"""The checks that do not apply to each fake device."""
 
 
 @functools.cache

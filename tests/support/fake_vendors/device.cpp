@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <set>
 #include <string>
 
@@ -34,7 +33,6 @@ struct Counter {
   int64_t peak = 0;
 };
 Counter counters[kMostDevices];
-std::mutex counters_lock;
 
 struct Block {
   void* memory;
@@ -44,10 +42,7 @@ struct Block {
 
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
-  {
-    std::lock_guard<std::mutex> guard(counters_lock);
-    counters[block->device].current -= block->size_bytes;
-  }
+  counters[block->device].current -= block->size_bytes;
   std::free(block->memory);
   delete block;
 }
@@ -56,12 +51,9 @@ struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size_bytes) override {
     auto* block =
         new Block{std::malloc(std::max<size_t>(size_bytes, 1)), static_cast<int64_t>(size_bytes), current_device};
-    {
-      std::lock_guard<std::mutex> guard(counters_lock);
-      auto& counter = counters[block->device];
-      counter.current += block->size_bytes;
-      counter.peak = std::max(counter.peak, counter.current);
-    }
+    auto& counter = counters[block->device];
+    counter.current += block->size_bytes;
+    counter.peak = std::max(counter.peak, counter.current);
     return {block->memory, block, &release, c10::Device(device_type, static_cast<c10::DeviceIndex>(block->device))};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -151,14 +143,9 @@ at::Tensor& copy_into(at::Tensor& self, const at::Tensor& source, bool) {
   return self;
 }
 
-at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool) {
-  on_host(target).copy_(on_host(self));
-  return target;
-}
-
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
   target.resize_(self.sizes());
-  return copy_from(self, target, false);
+  return target.copy_(self);
 }
 
 at::Tensor& fill_uniformly(at::Tensor& self, double from, double to, std::optional<at::Generator> generator) {
@@ -166,17 +153,10 @@ at::Tensor& fill_uniformly(at::Tensor& self, double from, double to, std::option
   return self;
 }
 
-at::Tensor strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
-                   std::optional<int64_t> offset) {
-  return at::native::as_strided_tensorimpl(self, size, stride, offset);
-}
-
-at::Tensor viewed(const at::Tensor& self, c10::IntArrayRef size) { return at::native::view(self, size); }
-
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
-// Makes the device of that name this one, once per process. Returns whether its type is PrivateUse1.
-bool install(const std::string& name, int64_t count) {
+// Makes the device of that name this one, once per process.
+void install(const std::string& name, int64_t count) {
   device_type = c10::Device(name).type();
   dispatch_key = c10::TensorOptions(device_type).computeDispatchKey();
   device_count = static_cast<int>(count);
@@ -189,27 +169,21 @@ bool install(const std::string& name, int64_t count) {
   kernels.impl("empty.memory_format", TORCH_FN(make_empty));
   kernels.impl("empty_strided", TORCH_FN(make_empty_strided));
   kernels.impl("copy_", TORCH_FN(copy_into));
-  kernels.impl("_copy_from", TORCH_FN(copy_from));
   kernels.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   kernels.impl("uniform_", TORCH_FN(fill_uniformly));
-  kernels.impl("as_strided", TORCH_FN(strided));
-  kernels.impl("view", TORCH_FN(viewed));
+  kernels.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+  kernels.impl("view", TORCH_FN(at::native::view));
   kernels.impl("resize_", TORCH_FN(at::native::resize_));
   kernels.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
-  return device_type == c10::DeviceType::PrivateUse1;
 }
 
 int64_t memory(int64_t device, bool peak) {
-  std::lock_guard<std::mutex> guard(counters_lock);
   return peak ? counters[device].peak : counters[device].current;
 }
 
 void reset_peak(int64_t device) {
-  std::lock_guard<std::mutex> guard(counters_lock);
   counters[device].peak = counters[device].current;
 }
-
-int64_t get_current() { return current_device; }
 
 void set_generator(int64_t device, at::Generator generator) { generators[device] = std::move(generator); }
 
@@ -219,7 +193,7 @@ TORCH_LIBRARY(accel_ops_fake_device, m) {
   m.def("install", &install);
   m.def("memory", &memory);
   m.def("reset_peak", &reset_peak);
-  m.def("current_device", &get_current);
+  m.def("current_device", [] { return static_cast<int64_t>(current_device); });
   m.def("set_device", &set_current);
   m.def("set_generator", &set_generator);
 }

@@ -5,7 +5,7 @@ events, an allocator that counts and caches memory, and graphs that record opera
 add what differs by vendor.
 """
 
-# ruff: noqa: ARG001, ARG005 - fakes take the arguments of what they stand for
+# ruff: noqa: ARG005 - fakes take the arguments of what they stand for
 
 from __future__ import annotations
 
@@ -24,26 +24,17 @@ from accelerator.host_streams import HostEvent, HostStream
 
 TOTAL_BYTES = 1 << 30
 
-NO_HOOKS = "this torch is built without the device's hooks for page-locked memory"
-WITHOUT = {
-    "xpu": {"pinned memory": NO_HOOKS},
-    "xpu.native": {
-        "pinned memory": NO_HOOKS,
-        "visible_devices_are_honoured": "only this process has the fake torch",
-    },
-    "mps": {
-        "pinned memory": NO_HOOKS,
-        "visible_devices_are_honoured": "only this process has the fake torch.mps",
-    },
-}
-"""The checks that do not apply, by device, with the reason."""
-
 MOST_DEVICES = 2
+
+PINNING = {"pinned memory": "this torch is built without the device's hooks for page-locked memory"}
+ONE_PROCESS = {"visible_devices_are_honoured": "only this process has the fake device module"}
+WITHOUT = {"xpu": PINNING, "xpu.native": {**PINNING, **ONE_PROCESS}, "mps": {**PINNING, **ONE_PROCESS}}
+"""The checks that do not apply, by device, with the reason."""
 
 
 def visible_devices(variable: str, most: int) -> int:
     """The number of devices that the variable makes visible; all if it is unset."""
-    setting = None if "FAKE_DEVICE_IGNORES_VISIBILITY" in os.environ else os.environ.get(variable)
+    setting = os.environ.get(variable)
     return most if setting is None else min(most, len([part for part in setting.split(",") if part]))
 
 
@@ -62,47 +53,23 @@ class Stream(HostStream):
     __hash__ = object.__hash__
 
 
-class Event(HostEvent):
-    """A point in time; without ``enable_timing``, elapsed_time() fails."""
-
-    def __init__(self, enable_timing: bool = False, **options: bool) -> None:
-        super().__init__(enable_timing, **options)
-        self.enable_timing = enable_timing
-
-    def elapsed_time(self, end_event: Any) -> float:
-        if not (self.enable_timing and end_event.enable_timing):
-            raise RuntimeError("Both events must be created with timing enabled")
-        return super().elapsed_time(end_event)
-
-
-class Graph:
-    """Operators with their arguments, and the tensors that their results went into."""
+class Graph(TorchDispatchMode):
+    """Operators with their arguments, and the tensors that their results went into; as a context, it records them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, result))
+        return result
 
     def replay(self) -> None:
         for function, arguments, keywords, result in self.calls:
             again = function(*arguments, **keywords)
             if isinstance(result, torch.Tensor) and again is not result:
                 result.copy_(again)
-
-
-class _Recorder(TorchDispatchMode):
-    def __init__(self, graph: Graph) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        self.graph.calls.append((function, args, kwargs or {}, result))
-        return result
-
-
-@contextmanager
-def graph(graph: Graph, pool: Any = None, stream: Any = None) -> Iterator[None]:
-    with _Recorder(graph):
-        yield
 
 
 def device_module(name: str, count: int, graph_class: str) -> ModuleType:
@@ -132,13 +99,6 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         finally:
             current[number()] = former
 
-    def seed_all(seed: int) -> None:
-        for generator in generators:
-            generator.manual_seed(seed)
-
-    def set_rng_state(state: torch.Tensor, index: Any = None) -> None:
-        generators[number(index)].set_state(state)
-
     def memory_stats(index: Any = None) -> dict[str, int]:
         return {
             f"{kind}_bytes.all.{value}": getattr(module, f"{prefix}memory_{kind}")(index)
@@ -153,7 +113,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
     def empty_cache() -> None:
         reserved_bytes[:] = [int(device.memory(index, False)) for index in range(count)]
 
-    def lazy_init() -> None:
+    def initialise() -> None:
         module.default_generators = generators
 
     vars(module).update(
@@ -163,20 +123,20 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         set_device=lambda index: device.set_device(number(index)) if number(index) >= 0 else None,  # as torch.cuda
         synchronize=lambda index=None: None,
         is_initialized=lambda: True,
-        init=lazy_init,
-        _lazy_init=lazy_init,
+        init=initialise,
+        _lazy_init=initialise,
         _lazy_call=lambda callback: callback(),
         _is_in_bad_fork=lambda: False,
         get_device_properties=lambda index=None: SimpleNamespace(name=f"Fake {name}", total_memory=TOTAL_BYTES),
         get_device_capability=lambda index=None: (1, 0),
         default_generators=(),
         get_rng_state=lambda index=None: generators[number(index)].get_state(),
-        set_rng_state=set_rng_state,
+        set_rng_state=lambda state, index=None: generators[number(index)].set_state(state),
         manual_seed=lambda seed: generators[number()].manual_seed(seed),
-        manual_seed_all=seed_all,
+        manual_seed_all=lambda seed: [generator.manual_seed(seed) for generator in generators],
         initial_seed=lambda: generators[number()].initial_seed(),
         Stream=Stream,
-        Event=Event,
+        Event=HostEvent,
         stream=stream,
         set_stream=lambda chosen: current.__setitem__(number(), chosen),
         current_stream=lambda index=None: current[number(index)],
@@ -192,7 +152,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         mem_get_info=lambda index=None: (TOTAL_BYTES - module.memory_allocated(index), TOTAL_BYTES),
         is_bf16_supported=lambda: True,
         amp=SimpleNamespace(__name__=f"torch.{name}.amp", autocast=torch.autocast),
-        graph=graph,
+        graph=lambda graph, pool=None, stream=None: graph,
         is_current_stream_capturing=lambda: False,
         **{graph_class: Graph},
     )
@@ -205,7 +165,8 @@ def install_vendor(name: str, *, visible: str, backend: str, graph_class: str, m
     module = device_module(name, visible_devices(visible, most), graph_class)
     torch._register_device_module(name, module)
     torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=None)
-    register_backend(backend, name)
+    if not hasattr(torch.distributed.Backend, backend.upper()):
+        torch.distributed.Backend.register_backend(backend, lambda *_: None, devices=[name])  # no test starts it
     return module
 
 
@@ -240,15 +201,5 @@ def install_mps() -> None:
         manual_seed=whole.manual_seed,
         _get_default_mps_generator=lambda: (whole.init(), whole.default_generators[0])[1],
         _is_in_bad_fork=lambda: False,
-        Event=Event,
+        Event=HostEvent,
     )
-
-
-def register_backend(backend: str, device: str) -> None:
-    """Register a communication backend that no test starts."""
-
-    def start(*arguments: Any) -> Any:
-        raise RuntimeError(f"the fake {backend} cannot communicate")
-
-    if not hasattr(torch.distributed.Backend, backend.upper()):
-        torch.distributed.Backend.register_backend(backend, start, devices=[device])

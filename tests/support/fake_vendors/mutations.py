@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from accelerator.host_streams import HostEvent
 from accelerator.npu_accelerator import NPU_Accelerator
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from tests.support.fake_vendors import fake_device
@@ -38,50 +37,12 @@ def _module(name: str, make: Callable[[Any], Any]) -> Mutation:
 
 def _class(**members: Any) -> Mutation:
     """Replace members of the accelerator's class."""
-
-    @contextmanager
-    def apply() -> Iterator[None]:
-        with ExitStack() as stack:
-            for name, value in members.items():
-                stack.enter_context(mock.patch.object(NPU_Accelerator, name, value, create=True))
-            yield
-
-    return apply
+    return lambda: mock.patch.multiple(NPU_Accelerator, create=True, **members)
 
 
 def _broken(cls: type, **members: Any) -> Callable[[Any], type]:
     """A subclass with some members replaced, whatever the device module."""
     return lambda module: type("Broken", (cls,), members)
-
-
-def _maker(dtype: torch.dtype, device: str = "npu") -> property:
-    return property(lambda self: functools.partial(torch.tensor, dtype=dtype, device=device))
-
-
-class _Float8Lost(TorchDispatchMode):
-    """Conversions to float8 give zeros."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if kwargs.get("dtype") is torch.float8_e4m3fn:
-            args = (torch.zeros_like(args[0]), *args[1:])
-        return function(*args, **kwargs)
-
-
-@contextmanager
-def _float8_is_lost() -> Iterator[None]:
-    with _Float8Lost(), mock.patch.object(NPU_Accelerator, "is_fp8_supported", return_value=True):
-        yield
-
-
-@contextmanager
-def _wrong_products() -> Iterator[None]:
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("mm", lambda left, right: left.new_zeros(left.shape[0], right.shape[1]), "PrivateUse1")
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 class _SilentBuilder(UnavailableOpBuilder):
@@ -91,31 +52,17 @@ class _SilentBuilder(UnavailableOpBuilder):
         return None
 
 
-def _one_more_variable(self: Any, env: Any, ids: Any) -> None:
-    super(NPU_Accelerator, self).set_visible_devices_envs(env, ids)
-    env["VISIBLE"] = "all"
-
-
-def _empty_pages(self: Any, tensor: Any, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True) -> Any:
-    return tensor.pin_memory() if align_bytes else torch.zeros_like(tensor)
-
-
-def _stream_without_end(module: Any) -> Any:
-    @contextmanager
-    def stream(chosen: Any) -> Iterator[None]:
-        module.set_stream(chosen)
-        yield
-
-    return stream
+def _fails(*arguments: Any) -> Any:
+    raise OSError("no driver")
 
 
 @contextmanager
-def _stream_without_effect(stream: Any) -> Iterator[None]:
-    yield
-
-
-def _fails(*arguments: Any) -> Any:
-    raise OSError("no driver")
+def _float8_is_lost() -> Iterator[None]:
+    with (
+        mock.patch.object(torch, "float8_e4m3fn", torch.bool),
+        mock.patch.object(NPU_Accelerator, "is_fp8_supported", return_value=True),
+    ):
+        yield
 
 
 _ONE_LIST = ["ASCEND"]
@@ -147,11 +94,11 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "streams_are_usable": _module("Stream", _broken(fake_device.Stream, query=lambda self: False)),
     "current_stream_is_the_default_one": _module("default_stream", lambda m: lambda index=None: fake_device.Stream()),
-    "stream_context_switches": _module("stream", lambda m: _stream_without_effect),
-    "stream_context_restores": _module("stream", _stream_without_end),
+    "stream_context_switches": _module("stream", lambda m: lambda chosen: nullcontext()),
+    "stream_context_restores": _module("stream", lambda m: lambda chosen: nullcontext(m.set_stream(chosen))),
     "streams_wait_for_each_other": _module("Stream", _broken(fake_device.Stream, wait_stream=_fails)),
-    "events_are_usable": _module("Event", _broken(fake_device.Event, query=lambda self: False)),
-    "events_measure_time": _module("Event", _broken(fake_device.Event, elapsed_time=_fails)),
+    "events_are_usable": _module("Event", _broken(HostEvent, query=lambda self: False)),
+    "events_measure_time": _module("Event", _broken(HostEvent, elapsed_time=_fails)),
     "counters_are_bytes": _class(total_memory=lambda self, index=None: float(1 << 30)),
     "total_covers_available": _module("mem_get_info", lambda m: lambda index=None: (1 << 40, 1 << 40)),
     "allocation_is_counted": _module("memory_allocated", lambda m: lambda index=None: 0),
@@ -162,14 +109,16 @@ MUTATIONS: dict[str, Mutation] = {
     "statistics_are_a_dict": _module("memory_stats", lambda m: lambda index=None: []),
     "cache_empties": _module("empty_cache", lambda m: lambda: None),
     "supported_dtypes_agree": _class(supported_dtypes=lambda self: [torch.bfloat16, torch.float16, torch.float32]),
-    "supported_dtypes_compute": _wrong_products,
+    "supported_dtypes_compute": _class(supported_dtypes=lambda self: [torch.uint16]),
     "float8_converts": _float8_is_lost,
     "amp_is_a_module_or_none": _module("amp", lambda m: object()),
-    "tensor_properties_make_tensors": _class(IntTensor=_maker(torch.int64)),
-    "tensors_are_made_on_the_current_device": _class(FloatTensor=_maker(torch.float32, "npu:0")),
+    "tensor_properties_make_tensors": _class(IntTensor=NPU_Accelerator.LongTensor),
+    "tensors_are_made_on_the_current_device": _class(
+        FloatTensor=property(lambda self: functools.partial(torch.tensor, device="npu:0"))
+    ),
     "on_accelerator_knows_its_tensors": _class(on_accelerator=lambda self, tensor: True),
     "pinning_keeps_the_tensor": _class(pin_memory=lambda self, tensor: tensor.pin_memory()),
-    "pinning_in_whole_pages": _class(pin_memory=_empty_pages),
+    "pinning_in_whole_pages": _class(pin_memory=lambda self, tensor, **_: torch.zeros_like(tensor)),
     "pinned_tensors_are_known": _class(is_pinned=lambda self, tensor: False),
     "unpinning_keeps_the_values": _class(unpin_memory=lambda self, t: t.fill_(-1) is None),
     "new_tensors_are_pinned": _class(_torch_empty_pinned=lambda self, tensor, shape: tensor.new_empty(shape)),
@@ -181,8 +130,8 @@ MUTATIONS: dict[str, Mutation] = {
     "missing_op_has_a_builder_that_says_so": _class(get_op_builder=lambda self, name: _SilentBuilder),
     "build_extension_is_a_command": _class(build_extension=lambda self: int),
     "variable_names_are_lists": _class(export_envs=lambda self: _ONE_LIST),
-    "visible_devices_are_written": _class(set_visible_devices_envs=_one_more_variable),
-    "visible_devices_are_honoured": lambda: mock.patch.dict(os.environ, FAKE_DEVICE_IGNORES_VISIBILITY="1"),
+    "visible_devices_are_written": _class(set_visible_devices_envs=lambda self, env, ids: env.update(VISIBLE="all")),
+    "visible_devices_are_honoured": _class(set_visible_devices_envs=lambda self, env, ids: None),
     "compile_backend_is_checked": _class(
         set_compile_backend=lambda self, backend: setattr(self, "_compile_backend", backend)
     ),

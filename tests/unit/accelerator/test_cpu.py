@@ -32,16 +32,12 @@ def test_cpu_properties(cpu: CPU_Accelerator) -> None:
     assert cpu.lazy_call(lambda: "called") == "called"
     assert cpu.export_envs() == []
     assert cpu.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
-
-
-def test_the_device_index_is_ignored(cpu: CPU_Accelerator) -> None:
-    cpu.set_device(7)
+    cpu.set_device(7)  # indices are ignored
+    cpu.synchronize(5)
     assert cpu.device_name() == cpu.device_name(3) == cpu.current_device_name() == "cpu"
     assert cpu.device(3) == torch.device("cpu")
-    assert cpu.current_device() == 0
-    cpu.synchronize()
-    cpu.synchronize(5)
-    assert cpu.device_count() >= 1
+    assert cpu.op_builder_dir() == "op_builder.cpu"
+    assert cpu.build_extension() is BuildExtension
 
 
 @pytest.mark.parametrize(("local_size", "count"), [(None, 2), ("", 2), (" 4 ", 4), ("1", 1), ("0", 2), ("-3", 2)])
@@ -57,28 +53,18 @@ def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | No
         assert cpu.current_device() == device
 
 
-@pytest.mark.parametrize("variable", ["LOCAL_RANK", "LOCAL_SIZE"])
-def test_an_invalid_local_variable_is_an_error(cpu: CPU_Accelerator, variable: str) -> None:
-    with env.scope(**{variable: "1.5"}), pytest.raises(AccelError, match=f"{variable}='1.5' is not valid"):
-        cpu.current_device() if variable == "LOCAL_RANK" else cpu.device_count()
-
-
 def test_streams_events_and_graphs_are_nestable_no_ops(cpu: CPU_Accelerator) -> None:
     stream = cpu.Stream(priority=-1)
     start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
     start.record()
     with cpu.stream(stream), stream, end, cpu.stream(None):
-        stream.wait_event(stream.record_event())
-        stream.wait_stream(cpu.current_stream())
         assert stream.query() is end.query() is True
     stream.record_event(end)
     assert 0 <= start.elapsed_time(end) < 60_000
     with pytest.raises(EventNotRecordedError, match=r"needs two recorded events"):
         start.elapsed_time(cpu.Event())
-    assert cpu.default_stream() is cpu.current_stream(0)
 
-    graph = cpu.create_graph()
-    ran = []
+    graph, ran = cpu.create_graph(), []
     with cpu.capture_to_graph(graph, pool=None, stream=stream), graph:
         ran.append(1)
     cpu.replay_graph(graph)
@@ -95,7 +81,7 @@ def test_all_peaks_are_the_kernels_high_water_mark(host_files: WriteFiles) -> No
     assert 0 < cpu.get_rss() < 1 << 40
 
 
-@pytest.mark.parametrize("answer", [True, False, None, AttributeError("no such op"), RuntimeError("without oneDNN")])
+@pytest.mark.parametrize("answer", [True, None, AttributeError("no such op"), RuntimeError("without oneDNN")])
 def test_fp16_support_is_that_of_onednn_as_a_bool(
     cpu: CPU_Accelerator, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
@@ -114,8 +100,6 @@ def test_pin_memory_returns_the_tensor(cpu: CPU_Accelerator) -> None:
     assert cpu.pin_memory(tensor, align_bytes=0, make_copy=False, match_shape=False) is tensor
     assert cpu.unpin_memory(cpu.pin_memory(tensor)) is False
     assert cpu.is_pinned(tensor) is False
-    assert cpu.pin_empty(2, 3, dtype=torch.int32).shape == (2, 3)
-    assert cpu.pin_empty_like(tensor, dtype=torch.float16).dtype is torch.float16
     with env.scope(DS_PIN_MEMORY_BACKEND="hugetlb"), pytest.raises(AccelError, match="torch or native"):
         cpu.pin_memory(tensor)
 
@@ -128,11 +112,9 @@ def test_communication_is_gloo_unless_oneccl_imports(machine: Machine, tmp_path:
     assert CPU_Accelerator().communication_backend_name() == "gloo"
 
 
-def test_op_builders_come_from_the_cpus_package(cpu: CPU_Accelerator) -> None:
-    assert cpu.op_builder_dir() == "op_builder.cpu"
+def test_op_builders_are_found_by_name(cpu: CPU_Accelerator) -> None:
     assert isinstance(cpu.create_op_builder("CPUAdamBuilder"), cpu.get_op_builder("CPUAdamBuilder"))
     with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
         cpu.get_op_builder("CPUAdmBuilder")
     with pytest.raises(UnknownOpError, match="None of type NoneType is not the name of an op builder"):
         cpu.get_op_builder(None)  # type: ignore[arg-type]
-    assert cpu.build_extension() is BuildExtension

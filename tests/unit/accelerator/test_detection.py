@@ -1,15 +1,12 @@
-"""Choosing among candidates: tables of simulated machines, and the pure function under them."""
+"""Choosing among candidates: tables of simulated machines."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from accelerator.cpu_accelerator import CPU_Accelerator
-from accelerator.detection import Candidate, select
 from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose
 from op_builder import env
 from tests.support.machines import Machine, accepted_label, reasons
@@ -56,21 +53,17 @@ def test_the_trace_lists_every_candidate_in_order(machine: Machine) -> None:
 def test_a_broken_cuda_does_not_hide_other_devices(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, devices: str, label: str
 ) -> None:
-    def fail() -> int:
-        raise RuntimeError("driver and library do not fit")
-
     machine.install(devices)
-    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
     selection = choose()
     assert accepted_label(selection) == label
-    blamed = [name for name, reason in reasons(selection).items() if "do not fit" in reason]
+    blamed = [name for name, reason in reasons(selection).items() if "ZeroDivisionError" in reason]
     assert blamed == (["cuda"] if label == "cpu" else [])
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ImportError("libascend.so: cannot open shared object file"), "ImportError: libascend.so: cannot open shared"),
         (OSError("driver 3 too old\nlong story"), "OSError: driver 3 too old"),
         (SystemExit(3), "SystemExit: 3"),
         (ZeroDivisionError(), "ZeroDivisionError"),
@@ -107,12 +100,8 @@ def test_a_package_may_be_installed_after_a_detection(machine: Machine) -> None:
 def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """is_available() starts it on CUDA (cuInit) and MLU (cnInit), and then no forked child can use the device."""
     machine.install(device)
-
-    def start() -> bool:
-        raise AssertionError("the driver was started")
-
     name = device.removeprefix("native_")
-    monkeypatch.setattr(getattr(torch, name), "is_available", start)
+    monkeypatch.setattr(getattr(torch, name), "is_available", lambda: pytest.fail("the driver was started"))
     selection = choose()
     assert selection.name == name
     assert selection.accelerator.is_available()
@@ -130,7 +119,6 @@ def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.Monkey
         ("xpu", "ipex"),
         ("xpu", "native_xpu cuda"),
         ("xpu.external", "xpu_external"),
-        ("cuda", "npu cuda"),
     ],
 )
 def test_an_override_has_precedence_over_detection(machine: Machine, name: str, devices: str) -> None:
@@ -143,10 +131,9 @@ def test_an_override_has_precedence_over_detection(machine: Machine, name: str, 
 
 def refusal(**variables: str) -> str:
     with env.scope(**variables):
-        selection = choose()
-    assert selection.error is not None
-    assert isinstance(selection.error, ValueError)
-    return str(selection.error)
+        error = choose().error
+    assert isinstance(error, ValueError)
+    return str(error)
 
 
 MISSING = [
@@ -177,9 +164,7 @@ def test_an_override_without_its_package_or_device_reports_the_requirement(
 
 
 def test_an_unknown_name_lists_the_allowed_ones() -> None:
-    message = refusal(ACCEL_ACCELERATOR="tpu")
-    assert "'tpu'" in message
-    listed = message.partition("allowed are ")[2].partition(".\n")[0].split(", ")
+    listed = refusal(ACCEL_ACCELERATOR="tpu").partition("'tpu'; allowed are ")[2].partition(".\n")[0].split(", ")
     assert sorted(listed) == sorted(SUPPORTED_ACCELERATOR_LIST)
 
 
@@ -193,41 +178,7 @@ def test_both_variables_must_be_equal_and_an_empty_one_is_unset() -> None:
         assert selection.requested == requested
 
 
-# The pure function -----------------------------------------------------------------------
-
-
-def candidate(name: str, priority: int = 0, reason: str | None = None, **options: Any) -> Candidate:
-    cls = type("Stub", (CPU_Accelerator,), {"probe": staticmethod(lambda: reason)})
-    return Candidate(name, name, priority, options.pop("load", lambda: cls), **options)
-
-
-def must_not_be_asked() -> Any:
-    raise AssertionError("asked")
-
-
-def test_select_tries_candidates_by_priority_and_stops_at_the_first_success() -> None:
-    low, late = candidate("low", 1, load=must_not_be_asked), candidate("late", 9, load=must_not_be_asked)
-    selection = select([low, candidate("high", 9), late, candidate("top", 10, "no")])
-    assert selection.name == "high"
-    first = "not tried: high comes first"
-    assert reasons(selection) == {"top": "no", "low": first, "late": first}
-
-
-def test_select_without_a_usable_candidate_reports_all_reasons() -> None:
-    selection = select([candidate("a", reason="no a"), candidate("b", reason="no b")])
-    assert "a: no a" in str(selection.error)
-    assert "b: no b" in str(selection.error)
-
-
-def test_ctrl_c_during_a_probe_is_not_swallowed() -> None:
-    def load() -> Any:
-        raise KeyboardInterrupt
-
+def test_ctrl_c_during_an_import_is_not_swallowed(machine: Machine, tmp_path: Path) -> None:
+    machine.broken("torch_npu", KeyboardInterrupt(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        select([candidate("slow", load=load)])
-
-
-def test_an_override_tries_all_candidates_of_its_name_without_skipping() -> None:
-    ways = [candidate("x", reason="way one shut"), candidate("x", reason_to_skip=lambda: "others first")]
-    assert select([*ways, candidate("x", load=must_not_be_asked)], "x").accelerator is not None
-    assert reasons(select([ways[1], candidate("cpu", -1)]))["x"] == "others first"
+        choose()

@@ -6,6 +6,7 @@ import copy
 import importlib
 import pickle
 import sys
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -88,37 +89,30 @@ def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
         assert copied.accelerator.device_count() == 1
 
 
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_a_device_class_requires_its_package_only_in_the_constructor(row: Row) -> None:
-    sys.modules.pop(f"accelerator.{row.name}_accelerator", None)
-    with pytest.raises(AcceleratorUnavailableError, match=f"{row.name.upper()}_Accelerator requires "):
-        device_class(row.name)()
-
-
 def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
     class Vendor(device_class("npu")):  # type: ignore[misc]
         def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
             return tensor + 1
 
         def _torch_is_pinned(self, tensor: torch.Tensor) -> bool:
-            return bool(tensor[0] == 1)
+            return bool(tensor.flatten()[0] == 1)
 
         def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Any) -> torch.Tensor:
             return tensor.new_ones(shape)
 
     machine.npu()
     accelerator = Vendor()
-    data = torch.zeros(2, dtype=torch.float16)
+    data = torch.zeros(2, dtype=FP16)
     assert not accelerator.is_pinned(data)
     assert accelerator.is_pinned(accelerator.pin_memory(data, make_copy=True, match_shape=True))
-    made = accelerator.pin_empty(2, 3, dtype=torch.int32)
-    assert (made.shape, made.dtype, accelerator.is_pinned(made.flatten())) == ((2, 3), torch.int32, True)
-    assert accelerator.pin_empty((4,), dtype=FP32).shape == (4,)
-    assert accelerator.pin_empty(dtype=FP32).shape == ()
-    like = accelerator.pin_empty_like(data)
-    assert (like.shape, like.dtype) == (data.shape, FP16)
-    assert accelerator.pin_empty_like(data, dtype=BF16).dtype is BF16
+    for made, shape, dtype in (
+        (accelerator.pin_empty(2, 3, dtype=torch.int32), (2, 3), torch.int32),
+        (accelerator.pin_empty((4,), dtype=FP32), (4,), FP32),
+        (accelerator.pin_empty(dtype=FP32), (), FP32),
+        (accelerator.pin_empty_like(data), (2,), FP16),
+        (accelerator.pin_empty_like(data, dtype=BF16), (2,), BF16),
+    ):
+        assert (made.shape, made.dtype, accelerator.is_pinned(made)) == (shape, dtype, True)
     with pytest.raises(ValueError, match="Memory of npu:0 cannot be page-locked"):
         accelerator.pin_empty_like(data, device="npu:0")
 
@@ -128,30 +122,23 @@ def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("version", "host_timers"),
-    [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False), (None, False)],
+    [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False)],
 )
-def test_xpu_uses_host_timers_before_ipex_2_6(machine: Machine, version: str | None, host_timers: bool) -> None:
-    if version is None:
-        machine.native_xpu()
-    else:
-        machine.ipex(version=version)
+def test_xpu_uses_host_timers_before_ipex_2_6(machine: Machine, version: str, host_timers: bool) -> None:
+    machine.ipex(version=version)
     assert device_class("xpu")().use_host_timers() is host_timers
 
 
-def test_xpu_uses_oneccl_if_it_imports_and_has_one_stream(machine: Machine) -> None:
+def test_xpu_uses_oneccl_and_the_build_command_of_ipex_if_they_are_installed(machine: Machine) -> None:
     accelerator = install(machine, "xpu")
     torch.xpu.current_stream = lambda index: ("stream", index)  # type: ignore[assignment] # the fake's
-    assert accelerator.default_stream(1) == ("stream", 1)
+    assert accelerator.default_stream(1) == ("stream", 1), "it has one stream"
+    assert accelerator.build_extension() is BuildExtension
     machine.package("oneccl_bindings_for_pytorch")
-    assert device_class("xpu")().communication_backend_name() == "ccl"
-
-
-def test_xpu_builds_with_ipex_if_it_is_installed(machine: Machine) -> None:
-    machine.native_xpu()
-    assert device_class("xpu")().build_extension() is BuildExtension
     machine.ipex()
     machine.package("intel_extension_for_pytorch.xpu")
     machine.package("intel_extension_for_pytorch.xpu.cpp_extension", DpcppBuildExtension="theirs")
+    assert device_class("xpu")().communication_backend_name() == "ccl"
     assert device_class("xpu")().build_extension() == "theirs"
 
 
@@ -159,12 +146,8 @@ def test_xpu_pins_memory_with_torch(machine: Machine) -> None:
     machine.native_xpu()
     torch.xpu.current_device = lambda: 1  # type: ignore[assignment] # the fake's
     accelerator = device_class("xpu")()
-
-    class Tensor:
-        def pin_memory(self, device: str) -> str:
-            return f"pinned for {device}"
-
-    assert accelerator.pin_memory(Tensor()) == "pinned for xpu:1"
+    tensor = SimpleNamespace(pin_memory=lambda device: f"pinned for {device}")
+    assert accelerator.pin_memory(tensor) == "pinned for xpu:1"
     with pytest.raises(UnsupportedFeatureError, match="align_bytes=512"):
         accelerator.pin_memory(torch.zeros(4), align_bytes=512)
 
@@ -191,19 +174,16 @@ def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.
 
 def test_mps_uses_the_streams_of_torch_where_it_has_them(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.mps()
-    entered: list[object] = []
-    monkeypatch.setattr(torch.mps, "Stream", object, raising=False)
-    monkeypatch.setattr(torch.mps, "stream", entered.append, raising=False)
-    monkeypatch.setattr(torch.mps, "current_stream", lambda: "current", raising=False)
-    monkeypatch.setattr(torch.mps, "default_stream", lambda: "default", raising=False)
+    fakes = {"Stream": object, "stream": str, "current_stream": lambda: "now", "default_stream": lambda: "default"}
+    for name, value in fakes.items():
+        monkeypatch.setattr(torch.mps, name, value, raising=False)
     accelerator = device_class("mps")()
     assert accelerator.Stream is object
-    assert (accelerator.current_stream(0), accelerator.default_stream()) == ("current", "default")
-    accelerator.stream("chosen")
-    assert entered == ["chosen"]
+    assert (accelerator.current_stream(0), accelerator.default_stream()) == ("now", "default")
+    assert accelerator.stream("chosen") == "chosen"
 
 
-@pytest.mark.parametrize("directory", ["", "x86_64-linux", "aarch64-linux"])
+@pytest.mark.parametrize("directory", ["", "aarch64-linux"])
 def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, directory: str) -> None:
     with env.scope(ASCEND_HOME_PATH=None):
         assert cann_version() is None

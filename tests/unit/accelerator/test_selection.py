@@ -27,13 +27,10 @@ def test_a_plugin_has_its_own_priority_and_precedes_the_cpu(
     assert selection.name == taken
 
 
-@pytest.mark.parametrize(
-    ("attribute", "spelled"),
-    [("Outer.Plugin", "{}:{}"), ("Plugin", "{}:{} [fast]"), ("Plugin", "{} : {}")],
-)
-def test_every_syntax_of_an_entry_point_is_accepted(plugin_site: PluginSite, attribute: str, spelled: str) -> None:
-    text = source("def device_name(self, device_index=None): return 'acme'") + "class Outer:\n    Plugin = Plugin\n"
-    plugin_site.install("acme", "plugin_acme", text, spelled.format("plugin_acme", attribute))
+def test_a_plugin_may_be_any_attribute_and_counts_as_registered(plugin_site: PluginSite) -> None:
+    plugin_site.install(
+        "acme", "plugin_acme", f"{source()}\nclass Outer:\n    Plugin = Plugin\n", "plugin_acme:Outer.Plugin"
+    )
     plugin_site.install("aaa", "plugin_aaa", "", "plugin_aaa:Absent")
     selection = choose()
     assert selection.name == "acme"
@@ -54,16 +51,12 @@ def test_an_override_loads_the_named_plugin_alone(plugin_site: PluginSite) -> No
 
 NO_REASON = "probe() must return None or a reason (str), found "
 CLASH = "the name 'cuda' belongs to a built-in accelerator"
-# In the trace whatever device is chosen.
-FAULTY = [
+REJECTED = [
     ("acme", "raise OSError('no driver')", "OSError: no driver"),
     ("acme", "import sys; sys.exit('bye')", "SystemExit: bye"),
     ("acme", "pass", "AttributeError: module 'plugin_acme' has no attribute 'Plugin'"),
-    ("acme", source("detection_priority = 'high'"), "detection_priority must be an int, found 'high'"),
     ("acme", source("detection_priority = True"), "detection_priority must be an int, found True"),
     ("cuda", source(), CLASH),
-]
-REJECTED = [
     ("acme", source("probe = staticmethod(lambda: 'card unplugged')"), "card unplugged"),
     ("acme", source("probe = staticmethod(lambda: 1 / 0)"), "ZeroDivisionError: division by zero"),
     *(("acme", source(f"probe = staticmethod(lambda: {each})"), NO_REASON + each) for each in ("True", "False", "''")),
@@ -73,19 +66,14 @@ REJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "reason"), [*FAULTY, *REJECTED])
+@pytest.mark.parametrize(("name", "text", "reason"), REJECTED)
 def test_a_plugin_that_cannot_be_used_is_a_rejection(
-    plugin_site: PluginSite, machine: Machine, name: str, text: str, reason: str
+    plugin_site: PluginSite, name: str, text: str, reason: str
 ) -> None:
     plugin_site.install(name, "plugin_acme", text)
     selection = choose()
     assert accepted_label(selection) == "cpu"
     assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
-    if (name, text, reason) in FAULTY:
-        machine.cuda(1)
-        selection = choose()
-        assert accepted_label(selection) == "cuda"
-        assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
 
 
 def test_the_first_of_two_plugins_with_the_same_name_wins(plugin_site: PluginSite) -> None:
@@ -100,11 +88,9 @@ def test_the_first_of_two_plugins_with_the_same_name_wins(plugin_site: PluginSit
     assert reasons(selection)["cuda (plugin_cuda:Plugin)"] == CLASH
 
 
-UNPLUGGED = "probe = staticmethod(lambda: 'card unplugged')"
-
-
 def test_a_prebuild_uses_the_class_of_a_named_plugin_without_a_device(plugin_site: PluginSite) -> None:
-    plugin_site.install("acme", "plugin_acme", source(f"{UNPLUGGED}; builder_package = 'acme.ops'"))
+    members = "probe = staticmethod(lambda: 'card unplugged'); builder_package = 'acme.ops'"
+    plugin_site.install("acme", "plugin_acme", source(members))
     with env.scope(ACCEL_ACCELERATOR="acme"):
         assert choose().error is not None
         assert builder_package() == ("acme", "acme.ops")
@@ -112,22 +98,14 @@ def test_a_prebuild_uses_the_class_of_a_named_plugin_without_a_device(plugin_sit
     for name in ("cuda", "npu"):  # nor the package or the device of a built-in one
         with env.scope(ACCEL_ACCELERATOR=name):
             assert builder_package() == (name, f"op_builder.{'host' if name == 'npu' else name}")
+    without = source("builder_package = None; op_builder_dir = lambda self: 'late.ops'")
+    plugin_site.install("late", "plugin_late", without)  # without a declared package, the accelerator provides it
+    with env.scope(ACCEL_ACCELERATOR="late"):
+        assert builder_package() == ("late", "late.ops")
 
 
-def test_without_a_declared_package_the_accelerator_provides_it(plugin_site: PluginSite) -> None:
-    plugin_site.install(
-        "acme", "plugin_acme", source("builder_package = None; op_builder_dir = lambda self: 'late.ops'")
-    )
-    with env.scope(ACCEL_ACCELERATOR="acme"):
-        assert builder_package() == ("acme", "late.ops")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [("raise OSError('no driver')", "OSError: no driver"), ("import sys; sys.exit('bye')", "SystemExit: bye")],
-)
-def test_naming_a_broken_plugin_is_an_error_with_the_reason(plugin_site: PluginSite, text: str, reason: str) -> None:
-    plugin_site.install("acme", "plugin_acme", text)
-    message = rf"Accelerator 'acme' of plugin_acme:Plugin cannot be used \({reason}\)"
+def test_naming_a_broken_plugin_is_an_error_with_the_reason(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", "import sys; sys.exit('bye')")
+    message = r"Accelerator 'acme' of plugin_acme:Plugin cannot be used \(SystemExit: bye\)"
     with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match=message):
         builder_package()

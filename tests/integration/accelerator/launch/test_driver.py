@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,68 +17,53 @@ from accelerator.launch.remote import RemoteCommand
 from tests.support.launching import command, environment
 
 Capture = pytest.CaptureFixture[str]
-FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
 
 
 def run(
-    scripts: list[str],
-    capfd: Capture,
-    grace_s: float = 60.0,
-    sent: dict[str, str] | None = None,
-    margin_s: float = 60.0,
+    scripts: list[str], capfd: Capture, timeout_s: float = 60.0, sent: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """The exit status, and standard error; each script is the command of a host."""
     commands = [RemoteCommand(f"host{n}", ("sh", "-c", text), {}, sent) for n, text in enumerate(scripts)]
-    status = remote.run(Job(("x",), (host_of("a", 1),), launcher="ssh", grace_s=grace_s), commands, margin_s)
+    status = remote.run(Job(("x",), (host_of("a", 1),), launcher="ssh", grace_s=timeout_s), commands, timeout_s)
     return status, capfd.readouterr().err
 
 
-def fails(failure: Failure, status: int) -> str:
-    return f"printf '%s' '{failure.to_line()[:-1]}' >&2; printf '\\n' >&2; exit {status}"
+def fails(host: str, time_s: float, exit_code: int, status: int) -> str:
+    """A script that reports the failure of a rank."""
+    failure = Failure(rank=3, local_rank=1, host=host, pid=99, exit_code=exit_code, time_s=time_s)
+    return f"read line; printf '%s' '{failure.to_line()[:-1]}' >&2; printf '\\n' >&2; exit {status}"
 
 
-def test_a_failing_host_ends_the_others(capfd: Capture) -> None:
-    status, written = run(["sleep 0.2; exit 4", "read order; echo got $order >&2"], capfd)
-    assert status == 4
-    assert "got SIGTERM" in written
-    assert "host0 ended with status 4; ending the others" in written
+ENDS = ("sleep 0.2; exit 4", "read order; echo got $order >&2")
+FIRST, SECOND = fails("first", 1.0, -9, 137), fails("second", 2.0, 1, 1).removeprefix("read line; ")
+NO_SSH = "read sent; echo 'Connection refused' >&2; exit 255"
+REMEDY = "host0: ssh failed; see above. Remedy: Make 'sh -c true' work without a prompt."
 
 
-def test_the_first_failure_of_several_hosts_is_reported(capfd: Capture) -> None:
-    first, second = replace(FAILURE, host="first", time_s=1.0), replace(FAILURE, host="second", time_s=2.0)
-    scripts = [fails(replace(second, exit_code=1), 1), "read order; " + fails(first, 137)]
-    status, written = run(scripts, capfd)
-    assert status == 137
-    assert "on first ended by signal 9" in written
-    assert "on second" not in written
-    assert "\x1e" not in written
+@pytest.mark.parametrize(
+    ("scripts", "sent", "status", "expected", "absent"),
+    [
+        (ENDS, None, 4, ("got SIGTERM", "host0 ended with status 4; ending the others"), ()),
+        ((SECOND, FIRST), None, 137, ("on first ended by signal 9",), ("on second", "\x1e")),
+        ((NO_SSH,), {}, 255, ("Connection refused", REMEDY), ()),
+        # A rank's status may be that of a failure of ssh.
+        (("exit 255",), None, 255, (), ("ssh failed",)),
+        ((fails("a", 1.0, 255, 255),), {}, 255, ("ended with exit status 255",), ("ssh failed",)),
+    ],
+    ids=["a failing host ends the others", "the first failure counts", "no ssh", "255 here", "255 by ssh"],
+)
+def test_the_cause_is_reported(
+    scripts: tuple[str, ...], sent: dict[str, str] | None, status: int, expected: tuple[str, ...],
+    absent: tuple[str, ...], capfd: Capture,
+) -> None:  # fmt: skip
+    found, written = run(list(scripts), capfd, sent=sent)
+    assert found == status
+    assert [text for text in expected if text not in written] == [], written
+    assert [text for text in absent if text in written] == [], written
 
 
 def test_a_host_that_does_not_end_is_killed(capfd: Capture) -> None:
-    assert run(["exit 3", "trap '' TERM; sleep 600 & wait; sleep 600"], capfd, grace_s=0.2, margin_s=0.2)[0] == 3
-
-
-def test_ignored_signals_stay_ignored(capfd: Capture) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert run(["kill -HUP $PPID; sleep 0.3"], capfd)[0] == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_failure_of_ssh_is_reported(capfd: Capture) -> None:
-    status, written = run(["read sent; echo 'Connection refused' >&2; exit 255"], capfd, sent={})
-    assert status == 255
-    assert "Connection refused" in written
-    assert "host0: ssh failed; see above. Remedy: Make 'sh -c true' work without a prompt." in written
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_a_rank_with_status_255_is_no_failure_of_ssh(capfd: Capture, is_remote: bool) -> None:
-    by_ssh = "read sent; " + fails(replace(FAILURE, exit_code=255), 255)
-    status, written = run([by_ssh] if is_remote else ["exit 255"], capfd, sent={} if is_remote else None)
-    assert status == 255
-    assert "ssh failed" not in written
+    assert run(["exit 3", "trap '' TERM; sleep 600 & wait; sleep 600"], capfd, timeout_s=0.2)[0] == 3
 
 
 def test_signals_are_handled_while_left_processes_are_ended(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Restarts, and several launchers of one machine that meet, or do not."""
+"""Restarts, the end of ranks of MPI, and several launchers of one machine that meet, or do not."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, write_scripts
+from tests.support.launching import CPUS, TWO, Started, free_port, launch, left_in, shown
+from tests.support.mpis import MPIS, available
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CPUS == 0, reason="needs Linux")]
-
-
-@pytest.fixture(autouse=True)
-def _scripts(tmp_path: Path) -> None:
-    write_scripts(tmp_path)
 
 
 def hosts(*options: str) -> list[str]:
@@ -28,8 +24,7 @@ def test_failed_ranks_are_restarted_after_their_left_processes_have_ended(tmp_pa
     (tmp_path / "leaves.py").write_text(
         "import os, subprocess, sys\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
-        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "    child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
         "    open('child', 'w').write(str(child.pid))\n"
         "    sys.exit(3)\n"
         "try: left = open(f\"/proc/{open('child').read()}/cmdline\").read()\n"
@@ -53,6 +48,7 @@ def test_a_launcher_that_waits_for_other_hosts_ends_at_a_signal(tmp_path: Path) 
 
 
 def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
     (tmp_path / "fails.py").write_text(
         "import os, sys, time\n"
         "if sys.argv[1] == 'later':\n"
@@ -61,10 +57,11 @@ def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:
     )
     options = ["--num_accelerators", "1", *hosts("--max_restarts", "1")]
     with Started([*options, "--node_rank", "0", "fails.py", "later"], tmp_path) as first:
-        other = launch([*options, "--node_rank", "1", "fails.py", "now"], tmp_path)
+        other = launch([*options, "--node_rank", "1", "../fails.py", "now"], tmp_path / "other")
         (tmp_path / "given_up").touch()
         assert other.returncode == 3, other.stderr
         assert first.end() == 1, first.errors
+        assert "Ranks of other hosts have failed.\nAll ranks are restarted" in first.errors
         assert "Another host has ended the launch" in first.errors
 
 
@@ -76,3 +73,17 @@ def test_hosts_with_the_same_command_connect(tmp_path: Path) -> None:
     assert [shown(tmp_path, rank)["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
     assert [shown(tmp_path, rank)["CROSS_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert shown(tmp_path, 3)["MASTER_PORT"] == options[options.index("--master_port") + 1]
+
+
+@pytest.mark.parametrize("launcher", MPIS)
+@pytest.mark.parametrize("how", ["polite", "stubborn"])
+def test_ranks_of_mpi_end_with_the_driver(launcher: str, how: str, tmp_path: Path) -> None:
+    options = [*TWO, "--launcher", launcher, "--grace_period", "2", "wait.py", how]
+    with env.scope(**available(launcher)), Started(options, tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.terminate()
+        assert started.end() == 143, started.errors
+        if how == "polite":
+            # Open MPI sends a signal of its own
+            assert {(tmp_path / f"got{rank}").read_text()[:7] for rank in (0, 1)} == {"SIGTERM"}
+        assert left_in(tmp_path) == [], started.errors

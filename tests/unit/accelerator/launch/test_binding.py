@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.errors import BindingError
-from accelerator.launch.binding import parse_core_list, threads_per_rank
-from accelerator.launch.topology import Core, format_list, read_topology
+from accelerator.launch.binding import threads_per_rank
+from accelerator.launch.topology import read_topology
 from op_builder.system.cgroups import HostFiles
 from tests.support.kernel_files import Made, deal, read_made
 
@@ -22,7 +21,6 @@ PAIRED = Made(cores=2, threads=4, adjacent=True)
 
 # fmt: off
 CASES = [
-    ("one rank, one node", Made(), 1, None, "0-3 @0 any x4"),
     ("hyper-threads stay free", Made(threads=2), 2, None, "0-1 @0 any; 2-3 @0 any x2"),
     ("what does not divide stays free", Made(cores=7), 2, None, "0-2 @0 any; 3-5 @0 any x3"),
     ("three ranks on two sockets: the second crosses, or a quarter would idle", TWO, 3, None,
@@ -31,21 +29,16 @@ CASES = [
      "; ".join(f"{f}-{f + 3} @{f // 16} bind {f // 16}" for f in range(0, 28, 4)) + " x4"),
     ("sub-NUMA clusters, a rank for each", SNC, 4, None,
      "0-3 @0 bind 0; 4-7 @1 bind 1; 8-11 @2 bind 2; 12-15 @3 bind 3 x4"),
-    ("sub-NUMA clusters, a rank per socket", SNC, 2, None, "0-7 @0-1 bind 0-1; 8-15 @2-3 bind 2-3 x8"),
     ("HBM in flat mode, by its bandwidth", replace(FLAT, bandwidths=(200_000, 800_000)), 2, None,
      "0-7 @0 prefer 2; 8-15 @1 prefer 3 x8"),
     ("HBM in flat mode, by the processor's name", replace(FLAT, model=MAX), 2, None,
      "0-7 @0 prefer 2; 8-15 @1 prefer 3 x8"),
     ("HBM in flat mode, a node of it for each sub-NUMA cluster", FLAT_SNC, 8, None,
      "; ".join(f"{4 * r}-{4 * r + 3} @{r} prefer {8 + r}" for r in range(8)) + " x4"),
-    ("HBM in flat mode, two clusters for each rank", FLAT_SNC, 4, None,
-     "0-7 @0-1 prefer 8-9; 8-15 @2-3 prefer 10-11; 16-23 @4-5 prefer 12-13; 24-31 @6-7 prefer 14-15 x8"),
     ("slow memory without cores (CXL), by its bandwidth", replace(FLAT, bandwidths=(200_000, 30_000), model=MAX), 2,
      None, "0-7 @0 prefer 0; 8-15 @1 prefer 1 x8"),
     ("memory without cores of an ordinary processor", FLAT, 2, None, "0-7 @0 prefer 0; 8-15 @1 prefer 1 x8"),
     ("more ranks than cores", Made(cores=2, threads=2), 3, None, "0 @0 any; 1 @0 any; 2 @0 any x1"),
-    ("as many ranks as hyper-threads", Made(cores=2, threads=2, adjacent=True), 4, None,
-     "0 @0 any; 2 @0 any; 1 @0 any; 3 @0 any x1"),
     ("half a core with four threads for each", PAIRED, 4, None, "0-1 @0 any; 2-3 @0 any; 4-5 @0 any; 6-7 @0 any x2"),
     ("offline CPUs", Made(threads=2, offline=(0, 5)), 2, None, "1-2 @0 any; 3-4 @0 any x2"),
     ("cpuset of a container", Made(sockets=2, cores=8, cpuset="4-11"), 2, None, "4-7 @0 bind 0; 8-11 @1 bind 1 x4"),
@@ -77,30 +70,8 @@ def test_the_affinity_mask_is_never_exceeded(tmp_path: Path) -> None:
     assert deal(topology, 2) == "2-3 @0 bind 0; 20-21 @1 bind 1 x2"
 
 
-def test_cores_are_identified_by_siblings_not_by_number(tmp_path: Path) -> None:
-    """Both sockets number their cores from 0."""
-    topology = read_made(tmp_path, Made(sockets=2, cores=2, threads=2))
-    assert topology.cores == (Core((0, 4), 0), Core((1, 5), 0), Core((2, 6), 1), Core((3, 7), 1))
-
-
 def test_without_kernel_files_the_cpus_are_those_of_the_mask(tmp_path: Path) -> None:
     assert deal(read_topology(HostFiles(tmp_path, tmp_path), affinity={3, 5}), 2) == "3 @ any; 5 @ any x1"
-
-
-@pytest.mark.parametrize("text", ["", "a", "0-", "0-x", "1-0", "0;1", "-1"])
-def test_an_invalid_core_list_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(BindingError, match="0-51,56-107"):
-        parse_core_list(text)
-
-
-def test_listed_cpus_that_are_not_allowed_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(BindingError, match=r"may not use: 0-1,3,6; it may use 2,4-5"):
-        deal(read_made(tmp_path, Made(cores=8, cpuset="2-5", offline=(3,))), 2, "0-6")
-
-
-def test_more_ranks_than_cpus_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BindingError, match=r"5 ranks cannot be bound to 4 CPUs \(0-3\)"):
-        deal(read_made(tmp_path, Made(cores=2, threads=2)), 5)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +80,3 @@ def test_more_ranks_than_cpus_are_refused(tmp_path: Path) -> None:
 )
 def test_unbound_ranks_share_the_cores_by_number(tmp_path: Path, made: Made, ranks: int, threads: int) -> None:
     assert threads_per_rank(read_made(tmp_path, made), ranks) == threads
-
-
-@pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2), (1, 2, 3, 7, 9, 10)])
-def test_lists_have_the_kernels_format(numbers: tuple[int, ...]) -> None:
-    text = format_list(numbers)
-    assert (sorted(parse_core_list(text)) if text else []) == list(numbers)

@@ -43,15 +43,12 @@ COUNTS = {
 }
 
 # fmt: off
+# Those whose cores or memory are not as on the invented machines.
 BINDINGS = [
-    ("kunpeng920_2x64", 4, "; ".join(f"{32 * r}-{32 * r + 31} @{r} bind {r}" for r in range(4)) + " x32"),
     ("opteron_4x12_sparse_nodes", 8,
      "; ".join(f"{6 * r}-{6 * r + 5} @{n} bind {n}" for r, n in enumerate((0, 1, 2, 33, 34, 45, 72, 73))) + " x6"),
     ("power9_gpu_memory", 2, "0,4,8,12 @0 prefer 0; 88,92,96,100 @8 prefer 8 x4"),
-    ("power7_64x4", 8, "; ".join(f"{','.join(str(32 * r + 4 * core) for core in range(8))} @{n} bind {n}"
-     for r, n in enumerate((0, 1, 4, 5, 8, 9, 12, 13))) + " x8"),
     ("xeon2680_offline_node0", 1, "4-20 @1 any x17"),
-    ("xeon4108_2x8x2", 2, "0-7 @0 bind 0; 8-15 @1 bind 1 x8"),
     ("xeon4870_4x10", 4, "; ".join(f"{','.join(map(str, range(r, 40, 4)))} @{r} bind {r}" for r in range(4)) + " x10"),
     ("xeon5472_fake_numa", 2, "0,2,4,6 @0-7 any; 1,3,5,7 @0-7 any x4"),
     # The cores' own nodes have no memory: the nearest that have some are preferred.
@@ -88,11 +85,6 @@ def test_counts_match_hwloc_and_ranks_share_no_cores(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(("name", "ranks", "expected"), BINDINGS, ids=[case[0] for case in BINDINGS])
 def test_ranks_get(tmp_path: Path, name: str, ranks: int, expected: str) -> None:
     assert deal(read_topology(write_recorded(tmp_path, name), None), ranks) == expected
-
-
-def test_an_affinity_mask_makes_a_rank_cross_nodes(tmp_path: Path) -> None:
-    topology = read_topology(write_recorded(tmp_path, "opteron6134_4x8"), parse_core_list("0-5"))
-    assert deal(topology, 2) == "0-2 @0 bind 0; 3-5 @0-1 bind 0-1 x3"
 
 
 def test_fast_memory_of_each_cluster_is_preferred(tmp_path: Path) -> None:

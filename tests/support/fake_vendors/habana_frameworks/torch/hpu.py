@@ -27,11 +27,6 @@ torch.hpu = sys.modules[__name__]
 random = SimpleNamespace(default_generators=list(_whole.default_generators))
 
 
-class Event(fake_device.Event):
-    def __init__(self, enable_timing=False):
-        super().__init__(enable_timing)
-
-
 def synchronize():
     _whole.init()
 
@@ -45,25 +40,19 @@ def get_device_capability(device=None):
 
 
 def graph(hpu_graph, stream=None, dry_run=False):
-    return fake_device.graph(hpu_graph)
+    return hpu_graph
 
 
 def memory_stats(device=None):
-    return {
-        "Limit": fake_device.TOTAL_BYTES,
-        "InUse": _whole.memory_allocated(device),
-        "MaxInUse": _whole.max_memory_allocated(device),
-        "NumAllocs": 0,
-        "NumFrees": 0,
-    }
+    used = {"InUse": _whole.memory_allocated(device), "MaxInUse": _whole.max_memory_allocated(device)}
+    return {"Limit": fake_device.TOTAL_BYTES, **used, "NumAllocs": 0, "NumFrees": 0}
 
 
 def memory_reserved(device=None):
     return memory_stats(device)["Limit"]
 
 
-def max_memory_reserved(device=None):
-    return memory_stats(device)["Limit"]
+max_memory_reserved = memory_reserved
 
 
 def mem_get_info(device=None):
