@@ -11,7 +11,7 @@ from op_builder.ops.optim.fused_op import FusedOp
 from tests.support.optimizer_reference import ADAM, AMSGRAD, LAMB, LION, Kind
 from tests.support.training_tensors import Tensors, guarded
 
-CHUNK = 65536
+CHUNK = 4096  # small, so that tensors of some thousand elements have several chunks
 FUSED_KINDS = (ADAM, AMSGRAD, LION, LAMB)
 
 

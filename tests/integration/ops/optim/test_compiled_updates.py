@@ -130,6 +130,7 @@ def test_numbers_that_do_not_fit_are_refused_in_a_compiled_function_too(cpu_adam
 def test_opcheck_of_the_update(kind, storage):
     case = Case(torch.bfloat16, torch.bfloat16, storage, torch.bfloat16, (17, 0, 300), kind=kind)
     op, tensors = load(kind), make(case).positional()
+    assert not op.ops.update.default._schema.returns
     options, settings = list(map(float, kind.options.values())), case.settings(grad_scale=-0.5, zero_grads=True, seed=3)
     arguments = (*tensors, 3, options, *settings.positional(), op.isa)
     for places in ((), ([5 + (1 << 32), 6, 7],)):
@@ -141,6 +142,36 @@ def test_opcheck_of_the_update(kind, storage):
 def test_opcheck_of_the_rollback(cpu_adam):
     params, grads, states, _, _ = make(Case(lengths=(17, 64))).positional()
     torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
+
+
+def test_opcheck_of_prepared_lists(cpu_adam):
+    """Of what does not trace them: only the native side knows their tensors, so they stay outside graphs."""
+    untraced = ("test_schema", "test_autograd_registration")
+    arguments = (*make(Case(lengths=(17, 64))).positional(), [torch.tensor(0.0), torch.tensor(0.0)])
+    torch.library.opcheck(cpu_adam.ops.prepare.default, arguments, test_utils=untraced)
+    number = cpu_adam.ops.prepare(*arguments)
+    grads = [torch.ones(17), torch.ones(64)]
+    torch.library.opcheck(cpu_adam.ops.replace_grads.default, (number, grads), test_utils=untraced)
+    cpu_adam.ops.forget(number)
+
+
+def test_a_prepared_list_is_updated_once_by_each_call_of_a_compiled_function(cpu_adam):
+    """Tracing must not run its ops, and a graph would drop them, since they have no tensors."""
+    given, expected = make(Case(lengths=(100, 7))), make(Case(lengths=(100, 7)))
+    steps = [torch.tensor(0.0), torch.tensor(0.0)]
+    prepared = cpu_adam.prepare(given, steps)
+
+    @torch.compile(backend="aot_eager")
+    def train_step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        prepared.update(OPTIONS, Pass())
+        return y + 1
+
+    for step in (1, 2):
+        assert torch.equal(train_step(torch.ones(3)), torch.full((3,), 3.0))
+        cpu_adam.update_list(expected, step, OPTIONS)
+        assert [float(done) for done in steps] == [step, step]
+        assert_equal(given.params, expected.params)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])

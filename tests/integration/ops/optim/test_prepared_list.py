@@ -61,11 +61,13 @@ def test_random_bits_are_those_of_the_parameters_own_step(cpu_adam, storage):
         assert torch.equal(kept.states[0][place], expected.states[0][place])
 
 
-def test_memory_that_moved_is_noticed(adam_of_isa):
-    case = Case(torch.bfloat16, torch.bfloat16, FLOAT32, torch.float32, SMALL)
+@pytest.mark.parametrize("lengths", [SMALL, (5,) * 700], ids=["few", "on all threads"])
+def test_memory_that_moved_is_noticed(adam_of_isa, lengths):
+    case = Case(torch.bfloat16, torch.bfloat16, FLOAT32, torch.float32, lengths)
     lists, expected = make(case), make(case)
-    prepared = adam_of_isa.prepare(lists, steps_of(4))
-    for step, members in enumerate(([], lists.params, lists.grads, *lists.states, lists.copies), start=1):
+    prepared = adam_of_isa.prepare(lists, steps_of(len(lengths)))
+    for step, each in enumerate(([], lists.params, lists.grads, *lists.states, lists.copies), start=1):
+        members = each[-4:]
         old = [tensor.data for tensor in members]
         kept = [tensor.clone() for tensor in old]
         for tensor in members:
