@@ -22,7 +22,7 @@ class Host:
 
     def _reset(self) -> None:
         self._process_id = os.getpid()
-        self._kernel_mark_counts = True
+        self._uses_kernel_peak = True
         self._largest_seen = 0
 
     def numa_node_count(self) -> int:
@@ -55,7 +55,7 @@ class Host:
     def peak_rss(self) -> int:
         """Largest RSS since the process began, or since :meth:`reset_peak_rss`."""
         self.rss()
-        if self._kernel_mark_counts:
+        if self._uses_kernel_peak:
             for line in (cgroups.read_text(self._files.procfs / "self" / "status") or "").splitlines():
                 if line.startswith("VmHWM:"):
                     self._largest_seen = max(self._largest_seen, int(line.split()[1]) * 1024)
@@ -70,5 +70,5 @@ class Host:
             with open(descriptor, "wb", buffering=0) as file:
                 file.write(b"5")  # 5: only the high-water mark, see proc_pid_clear_refs(5)
         except OSError:
-            self._kernel_mark_counts = False
+            self._uses_kernel_peak = False
         self.rss()

@@ -93,7 +93,7 @@ class HostGraph(_Finished):
         """Do nothing."""
 
     def pool(self) -> None:
-        """None, which means a pool of its own to a capture."""
+        """None, which gives a capture a pool of its own."""
 
 
 class HostStreams:

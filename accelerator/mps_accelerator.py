@@ -37,7 +37,7 @@ class MPSStream(HostStream):
 
 
 class MPS_Accelerator(HostStreams, TorchAccelerator):
-    """``torch.mps``: one device; its allocator keeps no peaks, so current values stand for them."""
+    """``torch.mps``: one device; its allocator keeps no peaks, so current values replace them."""
 
     device_type = "mps"
     requirement = "torch.mps"

@@ -30,8 +30,8 @@ def visible_device(visible: str | None, index: int) -> int | str:
 def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int | None:
     """Free bytes of CUDA's device ``index``, or None if NVML cannot report them.
 
-    It cannot without ``pynvml`` or a driver, on ROCm, for a MIG slice that CUDA selects itself, and for a number if
-    CUDA's order may differ.
+    NVML cannot without ``pynvml`` or a driver, on ROCm, for a MIG slice that CUDA selects itself, and for a number
+    if CUDA's order may differ.
 
     Args:
         visible, order: the values of ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.

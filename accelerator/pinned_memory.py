@@ -46,7 +46,7 @@ class PinnedMemory:
         return is_ours or self._torch_is_pinned(tensor)
 
     def unpin_memory(self, tensor: torch.Tensor) -> bool | None:
-        """Unlock pages that async_io locked; the tensor stays usable. Whether there were any."""
+        """Unlock pages that async_io locked; the tensor stays usable. Returns whether there were any."""
         return self._page_memory is not None and bool(self._page_memory.free_cpu_locked_tensor(tensor))
 
     def pin_empty(self, *size: int | Sequence[int], dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:

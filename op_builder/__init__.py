@@ -58,7 +58,7 @@ _deepspeed_keeps_its_ops = False
 
 
 def _switch_deepspeed() -> None:
-    """With ACCEL_DEEPSPEED=1 put DeepSpeed on this library; it asks for a name of this package while it is imported."""
+    """With ACCEL_DEEPSPEED=1, switch DeepSpeed to this library. DeepSpeed's import looks up a name of this package."""
     global _deepspeed_keeps_its_ops
     from op_builder import env
 
@@ -70,7 +70,7 @@ def _switch_deepspeed() -> None:
             import sys
 
             if "deepspeed.accelerator.real_accelerator" not in sys.modules:
-                return  # too early; it asks again
+                return  # too early; DeepSpeed will look it up again
             # By name: no layer of this package depends on the integrations.
             importlib.import_module("op_builder.integrations.deepspeed")
     except Exception as error:  # DeepSpeed's import must not fail

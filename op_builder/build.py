@@ -86,13 +86,13 @@ def build_all(
         jobs = allowed_jobs([])  # checks compile small programs
     except AccelError:
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
-    settled = batch.run_parallel(batch.settle, builders, jobs)
-    requests = [found for found in settled if isinstance(found, Request)]
+    prepared = batch.run_parallel(batch.prepare, builders, jobs)
+    requests = [found for found in prepared if isinstance(found, Request)]
     needs = [job_bytes(request.plan, measured_bytes(request.cache, request.plan)) for request in requests]
     total = allowed_jobs(needs) if needs else 1
     build = functools.partial(batch.build, budget=JobBudget(total))
     built = iter(batch.run_parallel(build, requests, total))
-    return [found if isinstance(found, Outcome) else next(built) for found in settled]
+    return [found if isinstance(found, Outcome) else next(built) for found in prepared]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Batch:
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def run_parallel(self, task: Callable[[T], U], items: Sequence[T], jobs: int) -> list[U]:
-        """The results of the task for the items, in their order."""
+        """The task's result for each item, in order."""
         with ThreadPoolExecutor(max(1, min(len(items), jobs)), thread_name_prefix="build") as pool:
             try:
                 return list(pool.map(task, items))
@@ -115,13 +115,13 @@ class _Batch:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def settle(self, builder: OpBuilder) -> Outcome | Request:
+    def prepare(self, builder: OpBuilder) -> Outcome | Request:
         """The outcome of an op that need not be compiled, or the request to compile it."""
-        found = self._guarded(builder.name, lambda: self._settle(builder))
+        found = self._guarded(builder.name, lambda: self._prepare(builder))
         self.report(builder.name, 0, 0, found.status if isinstance(found, Outcome) else "waiting")
         return found
 
-    def _settle(self, builder: OpBuilder) -> Outcome | Request:
+    def _prepare(self, builder: OpBuilder) -> Outcome | Request:
         missing = failures(builder.build_checks())
         reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
         reasons = reasons or builder.own_rejection() or ""
@@ -151,7 +151,7 @@ class _Batch:
         return Outcome(request.plan.op, status, message=note, path=str(entry.artifact))
 
     def _guarded(self, op: str, step: Callable[[], T]) -> T | Outcome:
-        """The result of ``step``; an outcome gets its time, an error becomes the outcome ``failed``."""
+        """The result of ``step()``; an outcome also gets its duration, an error becomes a ``failed`` one."""
         started = time.monotonic()
         result: T | Outcome
         try:

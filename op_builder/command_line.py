@@ -46,15 +46,15 @@ def parse_size(text: str) -> int:
     """The bytes of an argument like ``500M`` or ``2G``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        import argparse  # a prebuilt op needs this module, and no parser
+        import argparse  # not at the top: loading a prebuilt op needs no parser
 
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 500M or 2G")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def printable(text: str) -> str:
-    """``text`` for a terminal: control characters and bytes that are not UTF-8 become escape sequences of Python."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
+    """``text`` for a terminal: control characters and bytes that are not UTF-8 become Python escape sequences."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def _open_closed_streams() -> None:

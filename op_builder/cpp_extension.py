@@ -209,10 +209,10 @@ def _load(
     loaded = loader.open_entry(entry, builder)
     if directory is not None:
         name = entry.artifact.name
-        # Replaced in one step: another process may have the older file open.
+        # Replaced atomically: another process may have the older file open.
         with _copying_to(directory), tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory) as staging:
             os.replace(shutil.copyfile(entry.artifact, Path(staging, name)), directory / name)
-    # Not the copy: to open a second file would register the ops twice.
+    # Not the copy: opening a second file would register the ops twice.
     return loaded if is_python_module else str(entry.artifact)
 
 
@@ -274,8 +274,8 @@ def _paths(function: str, argument: str, value: object) -> list[str]:
 def _source(name: str) -> str:
     path = Path(name).absolute()
     if not os.path.isfile(path):
-        is_other = "is not a file" if os.path.exists(path) else "does not exist"
-        problem = "is a directory" if os.path.isdir(path) else is_other
+        otherwise = "is not a file" if os.path.exists(path) else "does not exist"
+        problem = "is a directory" if os.path.isdir(path) else otherwise
         raise SourceNotFoundError(
             f"load: the source {name!r} {problem} ({path}).",
             "Correct sources; names are relative to the current directory.",

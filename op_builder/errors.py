@@ -1,8 +1,8 @@
 """The exceptions of this project.
 
 Every exception that this project raises on purpose derives from :class:`AccelError`. Its message states what failed and
-why; the remedy states what to do. Classes with a fitting built-in class (``ValueError``, ``ImportError``) derive from
-that, too.
+why; the remedy states what to do. A class that corresponds to a built-in one (``ValueError``, ``ImportError``) also
+derives from it.
 """
 
 from __future__ import annotations

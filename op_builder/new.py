@@ -1,6 +1,6 @@
 """``accel-ops new``: create a package with a native op, ready to be installed and tested.
 
-The template is ``examples/my_ops``. Its names are replaced, and what serves a device that was not requested is left
+The template is ``examples/my_ops``. Its names are replaced, and parts for a device that was not requested are left
 out: files with the device's name in theirs, and each line that ends with the comment ``cuda`` or ``sycl``, with the
 more indented lines below it.
 """
@@ -109,7 +109,7 @@ def _check_name(name: str) -> None:
 
 def _lines(lines: Sequence[str], devices: Collection[str]) -> Iterator[str]:
     """The lines that the devices need, without the marks."""
-    marked_indent: int | None = None  # that of the line that was left out last, until a line is kept
+    marked_indent: int | None = None  # of the last omitted line; None after a kept line
     blank = 0
     for line in lines:
         if not line:
@@ -130,7 +130,7 @@ def _lines(lines: Sequence[str], devices: Collection[str]) -> Iterator[str]:
 
 
 def _with_backend(settings: str) -> str:
-    """``pyproject.toml`` with the place of the build backend; with plain setuptools where the place is unknown."""
+    """``pyproject.toml`` with the build backend's location, or with plain setuptools if that is unknown."""
     requirement = _backend_requirement()
     if requirement is not None:
         return settings.replace(_BACKEND, requirement)

@@ -1,4 +1,4 @@
-"""``python -m op_builder.cache verify --rebuild``: whether compiling gives the bytes that an entry holds."""
+"""``python -m op_builder.cache verify --rebuild``: whether compiling again gives an entry's bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from op_builder.toolchains.toolset import find_toolset
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What compiling an entry's op again gave.
+    """The result of compiling an entry's op again.
 
     Attributes:
         difference: where the binaries begin to differ; empty if all bytes are equal.
-        obstacle: why the op was not compiled, or was compiled from other files; empty if it was.
+        obstacle: why it was not compiled, or that files have changed; empty if the binaries were compared.
     """
 
     entry: Entry

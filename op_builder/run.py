@@ -37,21 +37,21 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
             sys.path[0:0] = [os.getcwd()]
             runpy.run_module(chosen.program, run_name="__main__", alter_sys=True)
         else:
-            # As Python, which follows links to the script and makes its __file__ absolute. runpy adds a directory.
+            # As Python does: follow links to a script, and make __file__ absolute. runpy adds a directory itself.
             if not os.path.isdir(chosen.program):
                 sys.path[0:0] = [os.path.dirname(os.path.realpath(chosen.program))]
             runpy.run_path(os.path.abspath(chosen.program), run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:
         if _has_no_program(error):
             parser.error(str(error))
-        # The program's: the command's own handling of errors is not for it.
+        # The program's own error, which run_main() must not handle.
         sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 def _has_no_program(error: BaseException) -> bool:
-    """Whether ``runpy`` raised an error because it cannot find or read the program; no code of that is in it then."""
+    """Whether ``runpy`` raised an error because it cannot find or read the program: no frame is the program's."""
     own = (globals(), vars(runpy))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_own = all(any(frame.f_globals is each for each in own) for frame in frames)

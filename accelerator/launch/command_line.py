@@ -241,8 +241,8 @@ def _show_topology(options: argparse.Namespace) -> int:
         plan = plan_host(job, host, topology, env.child_environment())
     except LaunchError as error:
         plan, refusal = HostPlan(host.slots), error
-    if options.format in describe.OF_LAUNCHERS:
-        for line in describe.OF_LAUNCHERS[options.format]([format_list(each.cpus) for each in plan.bindings]):
+    if options.format in describe.LAUNCHER_FORMATS:
+        for line in describe.LAUNCHER_FORMATS[options.format]([format_list(each.cpus) for each in plan.bindings]):
             print(line)
     elif options.format == "json":
         print(json.dumps(describe.as_data(topology, caches, plan), indent=2, default=sorted))

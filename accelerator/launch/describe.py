@@ -109,7 +109,7 @@ def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, columns: i
     return [*lines, *(f"  {note}" for note in plan.notes)]
 
 
-OF_LAUNCHERS: dict[str, Callable[[list[str]], list[str]]] = {
+LAUNCHER_FORMATS: dict[str, Callable[[list[str]], list[str]]] = {
     "taskset": lambda lists: [f"taskset --cpu-list {cpus}" for cpus in lists],
     # vLLM's CPU backend takes each rank's memory from the NUMA node of its cores.
     "vllm": lambda lists: [f"VLLM_CPU_OMP_THREADS_BIND={'|'.join(lists)}"] if lists else [],

@@ -87,7 +87,7 @@ def why_distrusted(path: Path) -> str | None:
 
 
 def open_trusted(path: str, flags: int) -> int:
-    """Open such a file; if a link on the way to it was changed after that check, an OSError is raised."""
+    """Open a file that :func:`why_distrusted` accepted; raises an OSError if it was replaced since."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and _why_others_write(path, status) is None:

@@ -62,7 +62,7 @@ _SECONDS = _number("a number of seconds", 1e-3, 1e6, float)
 
 
 def _unless(word: str, meaning: Any, convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What converts an option's value, and gives ``word``, one of DeepSpeed's, its meaning."""
+    """A converter for an option's value that gives ``word``, one of DeepSpeed's, its meaning."""
     return lambda text: meaning if text == word else convert(text)
 
 

@@ -151,13 +151,13 @@ class Relay:
             with self._lock:
                 piece = os.read(self._reader, _PIECE_BYTES) if is_readable else b""
                 if piece:
-                    self._take(piece)
+                    self._append(piece)
                 else:
                     self._write(len(self._partial_line))
             if is_readable and not piece:
                 return
 
-    def _take(self, piece: bytes) -> None:
+    def _append(self, piece: bytes) -> None:
         self._tail = (self._tail + piece)[-_MOST_TAIL_BYTES:]
         if self._log is not None:
             self._log.write(piece)

@@ -127,7 +127,7 @@ class OpBuilder(ABC):
         """
 
     def finish_plan(self, plan: BuildPlan) -> BuildPlan:
-        """The plan with additions of a builder class; must be pure, as making the plan is."""
+        """The plan with additions of a builder class; must be pure, like ``make_plan()``."""
         return plan
 
     def build_checks(self) -> list[CheckOutcome]:
@@ -153,7 +153,7 @@ class OpBuilder(ABC):
         ]
 
     def _needs_cuda_torch(self, plan: BuildPlan) -> bool:
-        """Whether the binary will name torch's CUDA libraries, though the op is not declared as one of CUDA."""
+        """Whether the binary needs torch's CUDA libraries, although the builder is not a CUDA builder."""
         return plan.uses_cuda and plan.binding.uses_torch_cxx
 
     def load_checks(self) -> list[CheckOutcome]:
@@ -184,12 +184,12 @@ class OpBuilder(ABC):
         """
         if type(self).is_compatible is OpBuilder.is_compatible:
             return None
-        asked = copy.copy(self)
-        # The caller has run this class's checks, or those that it needs: compiling for a device needs none.
-        asked._has_own_rejection_only = True
-        if asked.is_compatible(verbose=True):
+        copied = copy.copy(self)
+        # The caller has already run the checks that it needs; compiling, for example, needs no device.
+        copied._has_own_rejection_only = True
+        if copied.is_compatible(verbose=True):
             return None
-        self.error_log = asked.error_log
+        self.error_log = copied.error_log
         return self.error_log or "Its builder gives no reason."
 
     def builder(self) -> Any:
@@ -391,7 +391,7 @@ class TorchCPUOpBuilder(CPUOpBuilder):
 
 
 def log_steps(op: str, verbose: bool) -> Progress | None:
-    """What logs each step of a build; None where the level hides it."""
+    """A callback that logs each step of a build; None if the level hides it."""
     level = logging.INFO if verbose else logging.DEBUG
     return functools.partial(_log_step, op, level) if logger.isEnabledFor(level) else None
 

@@ -26,8 +26,8 @@ class CUDAOpBuilder(OpBuilder):
     def nvcc_args(self) -> list[str]:
         """Flags for nvcc, added after the common ones; ``-gencode`` flags replace the computed ones.
 
-        Unless overridden, they give ops with torch's C++ API the operators and conversions of ``__half``, which torch's
-        own flags take away, as DeepSpeed's class does.
+        By default, as in DeepSpeed's class, they give ops on torch's C++ API back the operators and conversions of
+        ``__half`` that torch's own flags disable.
         """
         half = [f"-U__CUDA_NO_{what}__" for what in _HALF_FEATURES] if self.BINDING.uses_torch_cxx else []
         return [*super().nvcc_args(), *half]

@@ -32,14 +32,14 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
 
     Raises:
         MissingCUDAException: the plan has CUDA sources and no toolkit was found.
-        IncompatibleOpError: the plan is SYCL's, and no SYCL runtime is installed.
+        IncompatibleOpError: the plan uses SYCL, and no SYCL runtime is installed.
         AccelError: a link to a source cannot be created.
     """
     from torch.utils import cpp_extension
 
     arguments: dict[str, Any] = {"name": name, "extra_link_args": list(plan.link_flags)}
     if not plan.binding.uses_torch_cxx:
-        # Do not link torch_python: such an op depends on no Python ABI.
+        # Do not link torch_python: such an op must not depend on a Python ABI.
         arguments["py_limited_api"] = True
     libraries = plan.libraries
     if plan.sycl is not None:

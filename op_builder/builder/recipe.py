@@ -36,7 +36,7 @@ _SEPARATE_VALUE = ("-I", "-isystem", "-iquote", "-idirafter", "-include", "-D", 
 STABLE_TORCH_TARGET = 0x020A000000000000
 
 
-# Throws as a library of torch's own does, for example if the namespace exists.
+# Throws, as torch's own libraries do, for example if the namespace exists.
 _NAMESPACE_TEXT = f"""#include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -93,11 +93,11 @@ def _plan_of(builder: OpBuilder) -> BuildPlan:
     module_name = builder.absolute_name().rpartition(".")[2]
     check_op_name(module_name, f"the last part of {where}absolute_name()")
     standard, defines = _common_flags(module_name, builder)
-    warnings = _STABLE_HOST_FLAGS if stable else ()
+    host_flags = _STABLE_HOST_FLAGS if stable else ()
     nvcc_flags: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
     if any(source.language is Language.CUDA for source in sources):
-        host = tuple(f"-Xcompiler={flag}" for flag in warnings)
+        host = tuple(f"-Xcompiler={flag}" for flag in host_flags)
         archs = tuple(builder.cuda_archs())
         own = flag_list(builder.nvcc_args(), f"{where}nvcc_args()")
         nvcc_flags = (standard, "-O3", *host, *defines, *own)
@@ -117,14 +117,14 @@ def _plan_of(builder: OpBuilder) -> BuildPlan:
         binding=builder.BINDING,
         sources=sources,
         include_dirs=tuple(dict.fromkeys(include_dirs)),
-        cxx_flags=(standard, _HOST_OPTIMIZATION, *warnings, *defines, *cxx_args),
+        cxx_flags=(standard, _HOST_OPTIMIZATION, *host_flags, *defines, *cxx_args),
         nvcc_flags=nvcc_flags,
         link_flags=(*link_args, *map(_library_flag, libraries)),
         cuda_archs=archs,
         libraries=_binding_libraries(builder.BINDING),
         target=builder.target,
     )
-    return _settled(builder.finish_plan(plan), standard)
+    return _normalized(builder.finish_plan(plan), standard)
 
 
 def missing_include_dirs(builder: OpBuilder) -> list[str]:
@@ -132,7 +132,7 @@ def missing_include_dirs(builder: OpBuilder) -> list[str]:
     return [name for name in builder.include_paths() if not any(map(os.path.exists, paths.places(name, type(builder))))]
 
 
-def _settled(plan: BuildPlan, standard: str) -> BuildPlan:
+def _normalized(plan: BuildPlan, standard: str) -> BuildPlan:
     """The plan with response files replaced by their words, so that all of the flags count in the key.
 
     Flags for a C++ standard older than ``standard`` are removed.
@@ -141,16 +141,17 @@ def _settled(plan: BuildPlan, standard: str) -> BuildPlan:
         ArgumentError: ninja or the compilers cannot express a flag or a path.
     """
 
-    def settled(flags: tuple[str, ...], language: Language = Language.CXX) -> tuple[str, ...]:
+    def normalized(flags: tuple[str, ...], language: Language = Language.CXX) -> tuple[str, ...]:
         words = expand_response_files(flags)
         is_cxx = language not in (Language.C, Language.ASSEMBLER)
         return tuple(without_older_standards(plan.op, standard, words) if is_cxx else words)
 
     sources = tuple(
-        source._replace(flags=settled(source.flags, source.language)) if source.flags else source
+        source._replace(flags=normalized(source.flags, source.language)) if source.flags else source
         for source in plan.sources
     )
-    cxx, nvcc, link = settled(plan.cxx_flags), settled(plan.nvcc_flags), tuple(expand_response_files(plan.link_flags))
+    cxx, nvcc = normalized(plan.cxx_flags), normalized(plan.nvcc_flags)
+    link = tuple(expand_response_files(plan.link_flags))
     flags = [*cxx, *nvcc, *link, *(flag for source in sources for flag in source.flags)]
     check_words([*flags, *map(str, plan.include_dirs), *(str(source.path) for source in sources)])
     return plan._replace(sources=sources, cxx_flags=cxx, nvcc_flags=nvcc, link_flags=link)
@@ -272,11 +273,11 @@ def text_list(items: object, where: str) -> list[str]:
 
 
 class Words(list[str]):
-    """Flags of which each is one word, also with blanks in it; :func:`flag_list` does not split them."""
+    """Flags that are one word each, even with blanks; :func:`flag_list` does not split them."""
 
 
 def flag_list(items: object, where: str) -> list[str]:
-    """:func:`text_list`, where a string with several flags is split, as torch's extensions do it."""
+    """:func:`text_list`, where a string with several flags is split, as torch's extensions do."""
     if isinstance(items, Words):
         return text_list(items, where)
     return [word for text in text_list(items, where) for word in _words(text)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from op_builder.toolchains.sycl import SyclToolchain
 
 _HOST_INCLUDES = ("kernels_sycl", "csrc")
-# Only formulas fuse products, as on the CPU and in CUDA.
+# Products are fused only where a formula uses fma, as on the CPU and in CUDA.
 _EXACT_KERNELS = "-ffp-contract=off"
 AHEAD_DEFINE = "-DACCEL_SYCL_AHEAD"
 

@@ -21,7 +21,7 @@ from op_builder.cache.store import Cache
 from op_builder.command_line import parse_size, printable, run_main
 from op_builder.errors import AccelError, CacheError
 
-_NO_GROUP = (1 << 32) - 1  # for the system, and no larger number
+_NO_GROUP = (1 << 32) - 1  # (gid_t)-1: no group; no id is larger
 _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Answer = tuple[int, Any, str]
@@ -31,11 +31,11 @@ Answer = tuple[int, Any, str]
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.cache") -> int:
     """The command line; returns the exit status: 0, 1 when verify found damage, 2 for an error."""
     options = _parser(prog).parse_args(arguments, argparse.Namespace(json=False, directory=None))
-    # Commands that only look move nothing; verify does so after it has looked.
-    looks = options.command in ("list", "info", "verify", "export")
+    # Commands that only read move no damaged entry; verify moves them after it has read all.
+    only_reads = options.command in ("list", "info", "verify", "export")
     try:
-        cache = Cache(options.directory, is_ours=not looks)
-        if looks or options.command in ("prune", "clear"):
+        cache = Cache(options.directory, is_ours=not only_reads)
+        if only_reads or options.command in ("prune", "clear"):
             _require_readable(cache.root)
         if options.command in ("prune", "clear"):
             cache.require_ours()
@@ -148,21 +148,21 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
             "prune needs a criterion.", "Pass --max-size, --older-than or --unused; clear removes everything."
         )
     freed = eviction.sweep_small(cache)
-    going, held = eviction.surplus(
+    removable, protected = eviction.surplus(
         cache, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused
     )
-    data, text = _removed(cache, going, freed)
-    data["kept"] = [str(usage.path) for usage in held]
-    if held:
-        text += f"\n{_entries(held)} kept: open in a process, or used within the last minute."
+    data, text = _removed(cache, removable, freed)
+    data["kept"] = [str(usage.path) for usage in protected]
+    if protected:
+        text += f"\n{_entries(protected)} kept: open in a process, or used within the last minute."
     return 0, data, text
 
 
 def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
     found = eviction.usages(cache)
     busy = [usage for usage in found if usage.is_mapped]
-    going = [*(usage for usage in found if not usage.is_mapped), *eviction.leftovers(cache)]
-    data, text = _removed(cache, going, eviction.sweep_small(cache, all_of_them=True))
+    removable = [*(usage for usage in found if not usage.is_mapped), *eviction.leftovers(cache)]
+    data, text = _removed(cache, removable, eviction.sweep_small(cache, all_of_them=True))
     data["in_use"] = [str(usage.path) for usage in busy]
     if busy:
         text += f"\n{_entries(busy)} kept: in use by a process."
@@ -221,7 +221,7 @@ def _share(cache: Cache, group: int | None) -> None:
                 if opened is not None and opened.names():
                     remedy = "Name a new directory with --directory, or clear this one first."
                     raise Refusal(f"it has content already ({name})", remedy).error(root)
-        layout.take(root)
+        layout.claim(root)
         mode = layout.OPEN_TO_READERS if group is None else layout.OPEN_TO_GROUP
         folders = [root / layout.HOME / name for name in layout.GENERATED]
         for directory in folders:
@@ -246,7 +246,7 @@ _COMMANDS = {
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    # Before or after the command: an option missing at one place must not undo what is given at the other.
+    # Accepted before and after the command: an option missing in one place must not reset the other.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--json", action="store_true", help="print JSON; sizes are bytes")
     common.add_argument(
@@ -299,9 +299,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _removed(cache: Cache, going: Iterable[Item], freed_bytes: int) -> tuple[dict[str, Any], str]:
-    entries = [item for item in going if isinstance(item, Usage)]
-    freed = freed_bytes + eviction.remove(cache, going)
+def _removed(cache: Cache, items: Iterable[Item], freed_bytes: int) -> tuple[dict[str, Any], str]:
+    entries = [item for item in items if isinstance(item, Usage)]
+    freed = freed_bytes + eviction.remove(cache, items)
     data: dict[str, Any] = {"removed": [str(usage.path) for usage in entries], "freed_bytes": freed}
     return data, f"{_entries(entries)} removed, {_size(freed)} freed."
 

@@ -1,4 +1,4 @@
-"""Taking built ops elsewhere: a zip file of entries, checked on the way in.
+"""Export and import of built ops: a zip file of entries, checked when it is imported.
 
 A bundle made on one machine loads on another with the same key parts (platform, torch, sources), which needs no
 compiler; if it has one, it must be the same.
@@ -58,7 +58,7 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
         CacheError: the file cannot be written.
         BundleError: there is nothing to export, ``load()`` would not use an entry, or one is a precompiled header.
     """
-    chosen = list({_place(entry.manifest): entry for entry in entries}.values())
+    chosen = list({_member_name(entry.manifest): entry for entry in entries}.values())
     if any(entry.manifest.kind == "header" for entry in chosen):
         raise BundleError(
             "A precompiled header is not exported: it fits only the compiler of this machine.",
@@ -82,7 +82,7 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
                         f"{entry.directory} is not exported: {flaw}.", "python -m op_builder.cache verify"
                     )
                 bundle.write(entry.directory / MANIFEST, f"{_directory(entry.manifest)}/{MANIFEST}")
-                bundle.write(entry.artifact, _place(entry.manifest))
+                bundle.write(entry.artifact, _member_name(entry.manifest))
         partial.chmod(0o644)
         partial.replace(path)
     except OSError as error:
@@ -128,9 +128,9 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
 
 
 def misfits(manifest: Manifest, memo: Memo) -> list[str]:
-    """Why an entry would never be used on this machine, a line for each part of its key; empty when it may be."""
+    """Why this machine would never use an entry, a line for each differing part of its key; empty if it may."""
     parts = manifest.key_parts
-    # A plan that the same parts of this machine count for as for the entry's.
+    # A plan with the same machine parts in its key as the entry's plan would have here.
     kernel = Source(Path("any.cu"), "any.cu", Language.CUDA, text="")
     sources = (kernel,) if "cuda compiler" in parts else ()
     flags = ("-march=native",) if "cpu" in parts else ()
@@ -172,7 +172,7 @@ def _members(bundle: zipfile.ZipFile, file_bytes: int) -> dict[str, zipfile.ZipI
 
 
 def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str) -> Manifest:
-    """A manifest whose binary is in the bundle, by the bundle's index."""
+    """A manifest whose binary is in the bundle, according to the index."""
     if members[name].file_size > _MOST_MANIFEST_BYTES:
         raise BundleError(f"The manifest {name} has {members[name].file_size} bytes.", _REMEDY)
     try:
@@ -183,12 +183,12 @@ def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInf
         raise BundleError(f"{name} is damaged: {error}.", _REMEDY) from None
     if manifest.kind == "header":
         raise BundleError(f"{name} is of a precompiled header, which fits only the machine that made it.", _REMEDY)
-    binary = members.get(_place(manifest))
+    binary = members.get(_member_name(manifest))
     if binary is None or name != f"{_directory(manifest)}/{MANIFEST}" or manifest.artifact == MANIFEST:
         raise BundleError(f"{name} describes a binary that the bundle does not hold.", _REMEDY)
     if binary.file_size != manifest.size_bytes:
         raise BundleError(
-            f"{_place(manifest)} has {binary.file_size} bytes; its manifest says {manifest.size_bytes}.", _REMEDY
+            f"{_member_name(manifest)} has {binary.file_size} bytes; its manifest says {manifest.size_bytes}.", _REMEDY
         )
     return manifest
 
@@ -196,7 +196,7 @@ def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInf
 def _stage(cache: Cache, bundle: zipfile.ZipFile, manifest: Manifest, directory: Path) -> None:
     """Write a binary below ``directory``, if it is the one that its manifest describes."""
     digest, start = hashlib.sha256(), b""
-    with bundle.open(_place(manifest)) as source, cache.errors_explained():
+    with bundle.open(_member_name(manifest)) as source, cache.errors_explained():
         directory.mkdir()
         artifact = directory / manifest.artifact
         with artifact.open("xb") as target:
@@ -206,13 +206,13 @@ def _stage(cache: Cache, bundle: zipfile.ZipFile, manifest: Manifest, directory:
                 target.write(piece)
         artifact.chmod(0o755)
     if digest.hexdigest() != manifest.sha256:
-        raise BundleError(f"{_place(manifest)} does not match its manifest.", _REMEDY)
+        raise BundleError(f"{_member_name(manifest)} does not match its manifest.", _REMEDY)
     if not _is_library(start, is_for_here=manifest.key_parts.get("platform") == platform_name()):
-        raise BundleError(f"{_place(manifest)} is not a shared library of the platform in its manifest.", _REMEDY)
+        raise BundleError(f"{_member_name(manifest)} is not a shared library of the platform in its manifest.", _REMEDY)
 
 
 def _is_library(start: bytes, *, is_for_here: bool) -> bool:
-    """Whether a file that starts so is an ELF file; if it claims to be for this machine, a shared library for it."""
+    """Whether a file with this start is an ELF file, and if it is meant for this machine, a shared library for it."""
     if not start.startswith(b"\x7fELF") or len(start) < _ELF_HEADER_BYTES:
         return False
     try:
@@ -228,5 +228,5 @@ def _directory(manifest: Manifest) -> str:
     return f"{manifest.op}/{manifest.key.plan.digest}/{manifest.key.digest}"
 
 
-def _place(manifest: Manifest) -> str:
+def _member_name(manifest: Manifest) -> str:
     return f"{_directory(manifest)}/{manifest.artifact}"

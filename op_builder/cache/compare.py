@@ -17,7 +17,7 @@ _FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")
 
 def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots, memo: Memo) -> tuple[Entry | None, list[str]]:
     """The entry with the fewest differences from ``key`` and the current headers: ``csrc/common/x.h changed``."""
-    # Of equally near ones the latest is what the reader had in mind.
+    # Of equally near ones, the user most likely means the latest.
     latest_first = sorted(entries, key=lambda entry: entry.manifest.built_at, reverse=True)
     found = [(entry, _differences(entry, key, roots, memo)) for entry in latest_first]
     return min(found, key=lambda pair: len(pair[1]), default=(None, []))

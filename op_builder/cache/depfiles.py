@@ -30,7 +30,7 @@ def read_headers(
     assembled: Iterable[Path] | None = None,
     linked: Path | None = None,
 ) -> tuple[tuple[Header, ...], tuple[str, ...], SystemHeaders]:
-    """The headers of the op that a build read, the places that it found empty, and the system's headers.
+    """The op's headers that a build read, the paths where it found no file, and the system's headers.
 
     Args:
         depfiles: of the compilers, in the build's directory.
@@ -59,7 +59,7 @@ def read_headers(
     places = {name: roots.name(name) for name in listed | looked_up}
     if linked is not None and linked.exists():
         found = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_linked_in(name)}
-        places |= {name: roots.holding(name) for name in found}
+        places |= {name: roots.below_root(name) for name in found}
     headers: dict[tuple[str, str], Header] = {}
     system = []
     for name, (root, path) in sorted(places.items()):
@@ -82,7 +82,7 @@ def _listed(depfile: Path) -> list[str]:
 
 
 def _without_dots(name: str) -> str:
-    """An absolute path without ``.`` and ``..``; what comes after the last of these keeps its links."""
+    """An absolute path without ``.`` and ``..``; links after the last of these are not resolved."""
     before, dots, rest = name.rpartition("/../")
     return os.path.normpath(os.path.join(os.path.realpath(before + "/.."), rest) if dots else name)
 
@@ -119,9 +119,9 @@ def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
 
 
 def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], list[str]]) -> tuple[set[str], list[str]]:
-    """Files that own files look for and no depfile lists (``__has_include``, ``#embed``), and the places found empty.
+    """Files that the op's files look up and no depfile lists (``__has_include``, ``#embed``), and paths without a file.
 
-    A file that is put at such a place is found instead. So is one next to a file with ``#include "..."``.
+    A file created there later would be found instead, also one next to a file with ``#include "..."``.
     """
     found: set[str] = set()
     empty: list[str] = []
@@ -165,12 +165,12 @@ def parse_depfile(content: bytes) -> list[str]:
 
 
 def _unescaped(found: re.Match[bytes]) -> bytes:
-    slashes, blank, sign, dollar = found.groups()
+    slashes, blank, special, dollar = found.groups()
     # Only before a blank, compilers double a name's own backslashes.
-    return b"\\" * (len(slashes) // 2) + blank if slashes else sign or dollar
+    return b"\\" * (len(slashes) // 2) + blank if slashes else special or dollar
 
 
-# Of the C library, as its headers are, but in every binary, and alike to all of them.
+# The C library's start files do not count: they are linked into every binary alike.
 _START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
 _ELF_TYPE = slice(16, 18)
 
@@ -178,7 +178,7 @@ _ELF_TYPE = slice(16, 18)
 def _is_linked_in(name: str) -> bool:
     """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
 
-    One that is named ``.so`` may be a linker script.
+    A file named ``.so`` may be a linker script.
     """
     if not os.path.isabs(name) or _START_FILES.fullmatch(os.path.basename(name)):
         return False

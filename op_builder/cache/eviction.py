@@ -1,9 +1,9 @@
-"""Keeping the cache in bounds: what was used when, what is in use, what may be removed.
+"""Keep the cache within its size limit: which entries are in use, and which may be removed.
 
-An entry's last use is the modification time of its manifest; a hit renews it, at most twice a minute. What a process
-of this host has mapped stays: on a local disk it would not be hurt, but the next load would compile again. What other
-hosts have mapped cannot be seen, and a network file system takes it from them; there no entry is removed
-automatically that was used within a week.
+An entry's last use is the modification time of its manifest; a hit renews it, at most twice a minute. Entries
+that a process of this host has mapped stay: on a local disk, removal would not hurt the process, but the next load
+would compile again. What other hosts have mapped cannot be seen, and removal on a network file system breaks it:
+there, only entries that were not used for a week are removed automatically.
 
 Logs of failed builds, entries that were set aside, objects, and SYCL kernels that the runtime has compiled are not
 needed. They count in the cache's bound, and are removed before any entry. Locks and memos are small, but each key
@@ -31,9 +31,9 @@ from op_builder.system.file_lock import try_lock
 
 logger = logging.getLogger(__name__)
 
-# What was used so recently may be about to be opened; the name of a log may be on a screen.
+# An entry that was used so recently may be about to be opened, and a log's path about to be read.
 _JUST_USED_S = 60.0
-# On a file system that other hosts may share, a process may have begun so long ago with what it still uses.
+# On a file system that other hosts may share, a process may still use what it opened so long ago.
 _PERHAPS_USED_S = 7 * 24 * 3600.0
 _OLD_MEMO_S = 30 * 24 * 3600.0
 _NETWORK_FILE_SYSTEMS = (
@@ -45,10 +45,10 @@ _SMALL = (LOCKS, MEMO, STAGING)
 
 @dataclass(frozen=True)
 class Item:
-    """A log, an object, or the directory of an entry, of what was set aside, or of a compiled kernel.
+    """A log, an object, or the directory of an entry, a rejected entry or a compiled kernel.
 
     Attributes:
-        place: the names that lead to it in the cache.
+        place: the components of its path below the cache's home.
         used_at: when it was last used, or made, in seconds since the epoch.
     """
 
@@ -102,48 +102,48 @@ def surplus(
     max_size_bytes: int | None = None,
     older_than_s: float | None = None,
     unused: bool = False,
-    rested_s: float = _JUST_USED_S,
+    grace_s: float = _JUST_USED_S,
 ) -> tuple[list[Item], list[Usage]]:
-    """What is to be removed, and the entries that would be removed but are in use.
+    """The items to remove, and the entries that would be removed if they were not in use or used recently.
 
     Args:
         max_size_bytes: entries, the last used first, and then leftovers are kept where they fit into this size.
         older_than_s: remove what was not used for this many seconds.
-        unused: all entries but the last used of each op go.
-        rested_s: entries that were used within so many seconds stay in any case.
+        unused: remove all entries of each op but the last used.
+        grace_s: keep entries that were used within so many seconds.
     """
     now = file_system_now(cache.home)
-    going: list[Item] = []
-    held: list[Usage] = []
+    removable: list[Item] = []
+    protected: list[Usage] = []
     kept_bytes, kept_ops = 0, set()
     for item in (*usages(cache), *leftovers(cache)):
         usage = item if isinstance(item, Usage) else None
         age_s = now - item.used_at
-        rest_s = abs(age_s)  # a wrong clock may have left a time in the future, which protects nothing
-        goes = (
+        idle_s = abs(age_s)  # a wrong clock may have left a time in the future, which protects nothing
+        is_surplus = (
             (max_size_bytes is not None and kept_bytes + item.size_bytes > max_size_bytes)
             or (older_than_s is not None and age_s > older_than_s)
             or (unused and usage is not None and usage.op in kept_ops)
         )
-        may_go = rest_s > _JUST_USED_S if usage is None else rest_s > rested_s and not usage.is_mapped
-        if goes and may_go:
-            going.append(item)
+        is_idle = idle_s > _JUST_USED_S if usage is None else idle_s > grace_s and not usage.is_mapped
+        if is_surplus and is_idle:
+            removable.append(item)
             continue
         kept_bytes += item.size_bytes
         if usage is not None:
             kept_ops.add(usage.op)
-            held += [usage] if goes else []
-    return going, held
+            protected += [usage] if is_surplus else []
+    return removable, protected
 
 
-def remove(cache: Cache, going: Iterable[Item]) -> int:
-    """Remove items; returns the bytes that were freed. What only another member of a group may remove stays.
+def remove(cache: Cache, items: Iterable[Item]) -> int:
+    """Remove items; returns the bytes that were freed. Items that only another user may remove stay.
 
     Raises:
         CacheError: the cache cannot be written.
     """
     freed = 0
-    for item in going:
+    for item in items:
         with cache.errors_explained():
             cache.writable_dir(STAGING)
             with folder(cache.root, *item.place[:-1]) as outer, folder(cache.root, STAGING) as trash:
@@ -159,7 +159,7 @@ def remove(cache: Cache, going: Iterable[Item]) -> int:
 def _remove(outer: Folder, name: str, trash: Folder) -> bool:
     if not outer.has(name):  # another process was first
         return True
-    # First out of sight, in one step, so that no reader finds half an entry.
+    # Renamed first, which is atomic, so that no reader finds half an entry.
     bin_name = staging.new_name("removed")
     os.mkdir(bin_name, 0o700, dir_fd=trash.descriptor)
     is_permitted = True
@@ -178,7 +178,7 @@ def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
     """Remove unused locks, old memos and the remains of killed builds; returns the bytes freed.
 
     Args:
-        all_of_them: locks and memos whatever their age.
+        all_of_them: remove locks and memos of any age.
     """
     before, now = _bytes_in(cache, _SMALL), file_system_now(cache.home)
     staging.sweep(cache.root)
@@ -192,7 +192,7 @@ def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
             for name in locks.names():
                 age_s = now - locks.modified_at(name)
                 if all_of_them or age_s > _JUST_USED_S:
-                    _remove_unheld(locks, name, age_s)
+                    _remove_unlocked(locks, name, age_s)
     return max(0, before - _bytes_in(cache, _SMALL))  # a build may be at work
 
 
@@ -202,7 +202,7 @@ def other_bytes(cache: Cache) -> int:
 
 
 def keep_in_bounds(cache: Cache) -> None:
-    """Remove what is beyond ``ACCEL_CACHE_MAX_MIB``: leftovers, then the least recently used entries.
+    """Remove leftovers, then the least recently used entries, until ``ACCEL_CACHE_MAX_MIB`` is met.
 
     A failure is logged, and fails no build.
     """
@@ -210,10 +210,10 @@ def keep_in_bounds(cache: Cache) -> None:
     sweep_small(cache)
     if _bytes_in(cache, (OPS, *_LEFTOVERS)) <= bound:
         return
-    rested_s = _PERHAPS_USED_S if is_on_network(cache.root) else _JUST_USED_S
-    going, _ = surplus(cache, max_size_bytes=bound, rested_s=rested_s)
+    grace_s = _PERHAPS_USED_S if is_on_network(cache.root) else _JUST_USED_S
+    removable, _ = surplus(cache, max_size_bytes=bound, grace_s=grace_s)
     try:
-        freed = remove(cache, going)
+        freed = remove(cache, removable)
     except CacheError as error:
         logger.warning("The cache %s holds more than %d MiB: %s", cache.root, bound >> 20, error.message)
     else:
@@ -222,7 +222,7 @@ def keep_in_bounds(cache: Cache) -> None:
 
 def is_on_network(directory: Path) -> bool:
     """Whether other hosts may share the file system of ``directory``."""
-    import psutil  # not at the top: commands that only look need not load it
+    import psutil  # not at the top: commands that only read do not need it
 
     place = os.path.realpath(directory)
     mounts = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
@@ -231,7 +231,7 @@ def is_on_network(directory: Path) -> bool:
 
 
 def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
-    """Read every entry, and move none: those that are whole, and the directories of the others with what is wrong.
+    """Check every entry, and move none: the intact ones, and the directories of the others with the reasons.
 
     Args:
         cache: one that may not move entries.
@@ -264,7 +264,7 @@ def _mapped_files() -> set[str]:
     return mapped
 
 
-def _remove_unheld(locks: Folder, name: str, age_s: float) -> None:
+def _remove_unlocked(locks: Folder, name: str, age_s: float) -> None:
     with contextlib.suppress(OSError):
         options = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, options, dir_fd=locks.descriptor)
@@ -275,7 +275,7 @@ def _remove_unheld(locks: Folder, name: str, age_s: float) -> None:
             if age_s < SURELY_OVER_S:
                 return
         finally:
-            # Who opens it in this moment holds a lock that no other will see: at worst something is built twice.
+            # A process that opens it now locks a removed file that no other sees: at worst, an op is built twice.
             os.close(descriptor)
         locks.unlink(name)
 
@@ -285,7 +285,7 @@ def _bytes_in(cache: Cache, names: Iterable[str]) -> int:
 
 
 def size_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory; what is removed meanwhile does not count."""
+    """Bytes of a file, or of all files below a directory; files removed meanwhile do not count."""
     files = (
         [Path(parent, name) for parent, _, names in os.walk(path) for name in names] if os.path.isdir(path) else [path]
     )

@@ -1,4 +1,4 @@
-"""What keeps a cache from being used, and the errors that say so."""
+"""Why a cache cannot be used, and the errors about it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _writing_obstacle(directory: Path) -> str:
     if not os.path.isdir(directory):
         return f"{directory} is not a directory"
     try:
-        # By doing it: permissions, read-only mounts and quotas have many ways to refuse.
+        # Tried, because permissions, read-only mounts and quotas can refuse in many ways.
         with tempfile.TemporaryFile(dir=directory) as file:
             file.truncate(1)
             refusal = mapping_obstacle(file.fileno())

@@ -38,8 +38,8 @@ from op_builder.toolchains.toolset import Toolset
 
 # Raise it when the members of manifests change.
 MANIFEST_FORMAT = 8
-# Counts in every key: raise its first number when the meaning of a plan, or of what is made of it, changes. So two
-# versions of this project that write different manifests never look for the same entry.
+# Part of every key. Raise the first number when the meaning of a plan, or what is built from it, changes. Versions of
+# this project that write different manifests never look for the same entry.
 FORMAT = f"5.{MANIFEST_FORMAT}"
 _DIGEST_LENGTH = 32
 
@@ -146,26 +146,26 @@ class Roots(NamedTuple):
 
         Links below a root are not resolved: the file is read through them, so switching a link counts.
         """
-        root, relative = self.holding(path)
+        root, relative = self.below_root(path)
         if root or "source0" not in self.directories:
             return root, relative
         base = self.directories["source0"]
-        of_system = path.startswith(("/usr/", "/opt/", "/lib/", _own_prefix() + os.sep))
-        if of_system and os.path.commonpath((path, base)) in _shared_directories():
+        is_system = path.startswith(("/usr/", "/opt/", "/lib/", _own_prefix() + os.sep))
+        if is_system and os.path.commonpath((path, base)) in _shared_directories():
             return "", path
         # A header of the op's own tree, outside the directories of its sources: ../common/x.h.
         return "source0", os.path.relpath(path, base)
 
-    def holding(self, path: str) -> tuple[str, str]:
+    def below_root(self, path: str) -> tuple[str, str]:
         """(root, relative path) of an absolute path below a root; ("", path) for any other."""
         for alias, resolved in self.aliases.items():
             if path.startswith(alias + os.sep):
                 path = resolved + path[len(alias) :]
                 break
-        holding = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
-        if not holding:
+        found = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
+        if not found:
             return "", path
-        root, directory = max(holding, key=lambda item: len(item[1]))
+        root, directory = max(found, key=lambda item: len(item[1]))
         return root, os.path.relpath(path, directory)
 
     def locate_name(self, name: str) -> str:
@@ -243,7 +243,7 @@ class BuildKey(NamedTuple):
     """The second stage of a key: the plan key and what the build found.
 
     Attributes:
-        headers: the op's own that were read.
+        headers: the op's own headers that were read.
         absent: paths, as ``root/path``, where a compiler looked for a file and found none.
         system: the system's headers that were read.
     """
@@ -299,7 +299,7 @@ def recipe_parts(plan: BuildPlan) -> dict[str, str]:
 
 
 def platform_name() -> str:
-    """What binaries of this machine are for: ``linux x86_64``."""
+    """The platform of this machine's binaries: ``linux x86_64``."""
     # platform.machine() returns the same, but takes a tenth of a millisecond.
     machine = os.uname().machine if hasattr(os, "uname") else platform.machine()
     return f"{sys.platform} {machine}"

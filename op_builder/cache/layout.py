@@ -1,4 +1,4 @@
-"""The folders of a cache, and which directory may become one.
+"""The folders of a cache, and which directories may become a cache.
 
 ::
 
@@ -65,14 +65,14 @@ def default_cache_dir() -> Path:
     Raises:
         CacheError: this user has no home directory, or the current directory was deleted.
     """
-    asked = env.ACCEL_CACHE_DIR.get()
-    if asked is None:
+    requested = env.ACCEL_CACHE_DIR.get()
+    if requested is None:
         return _user_cache_dir()
     try:
-        return asked.absolute()
+        return requested.absolute()
     except FileNotFoundError:
         raise CacheError(
-            f"ACCEL_CACHE_DIR={str(asked)!r} is relative and the current directory was deleted.",
+            f"ACCEL_CACHE_DIR={str(requested)!r} is relative and the current directory was deleted.",
             "Set ACCEL_CACHE_DIR to an absolute path, or change to an existing directory.",
         ) from None
 
@@ -118,7 +118,7 @@ def _create_memos(directory: Path) -> None:
     root = directory.parents[1]
     if refused(root) is not None:
         raise OSError(errno.EACCES, "It is not a cache", str(root))
-    take(root)
+    claim(root)
     make_directory(directory, modes(root).directory)
 
 
@@ -136,13 +136,13 @@ class Modes:
         self.lock = lock
 
 
-_PRIVATE = Modes(OPEN_TO_READERS, 0o644, 0o600)  # who may hold a lock may delay builds
-_OF_GROUP = Modes(OPEN_TO_GROUP, 0o664, 0o660)
+_PRIVATE = Modes(OPEN_TO_READERS, 0o644, 0o600)  # whoever can lock a file can delay builds
+_SHARED = Modes(OPEN_TO_GROUP, 0o664, 0o660)
 
 
 def modes(root: Path) -> Modes:
     """The modes for what is made in the cache at ``root``."""
-    return _PRIVATE if signed_group(str(root)) is None else _OF_GROUP
+    return _PRIVATE if signed_group(str(root)) is None else _SHARED
 
 
 def refused(root: Path) -> Refusal | None:
@@ -154,12 +154,12 @@ def refused(root: Path) -> Refusal | None:
         return None
     except OSError:
         if not os.access(root, os.W_OK | os.X_OK):
-            return None  # the attempt to write has the reason
+            return None  # writing will fail with the reason
         names = None
     if not _is_signed(root):
         if names is None:
             return Refusal(f"{root} cannot be listed, so it may contain files of yours", f"Run: chmod u+r {root}.")
-        # A new file system has one name, and a process that was killed may have left others.
+        # A new file system has lost+found, and a killed process may have left temporary files.
         foreign = sorted(
             name for name in names if name != "lost+found" and not re.fullmatch(re.escape(_FRESH) + _RANDOM, name)
         )
@@ -172,15 +172,15 @@ def refused(root: Path) -> Refusal | None:
             status = os.stat(root)
             is_for_all = status.st_mode & stat.S_ISVTX  # /tmp or /dev/shm, which must stay open to all users
             if not is_for_all and status.st_uid == os.geteuid() == os.lstat(root).st_uid:
-                return None  # its mode is corrected when it is taken
+                return None  # claim() corrects its mode
         if (refusal := distrusted(str(root))) is not None:
             example = f", for example {root / 'accel-ops'}" if os.access(root, os.W_OK | os.X_OK) else ""
             return Refusal(refusal.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}")
     return distrusted(str(root), HOME)
 
 
-def take(root: Path) -> None:
-    """Make ``root`` a cache if it is none: create it, sign it, and make the directory for everything else.
+def claim(root: Path) -> None:
+    """Make ``root`` a cache if it is not one: create and sign it, and make the directory for everything else.
 
     Call :func:`refused` first.
     """

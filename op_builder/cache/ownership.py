@@ -138,7 +138,7 @@ def _group_of(root: str, status: os.stat_result) -> int | None:
         signed = os.lstat(f"{root}/{SIGNATURE}")
     except OSError:
         return None
-    # A member of the group of a directory that only inherited these modes could write a signature as well.
+    # In a directory that only inherited these modes, any member of its group could write a signature.
     if signed.st_uid != status.st_uid or signed.st_mode & _WRITABLE_BY_OTHERS:
         return None
     return status.st_gid if (signature(root) or "").endswith(f"\ngroup {status.st_gid}\n") else None

@@ -1,7 +1,7 @@
-"""Removing what accel-ops has made in a cache, and nothing else.
+"""Remove what accel-ops has created in a cache, and nothing else.
 
-Folders are opened level by level without following links, and worked on by descriptor. A name goes only if it is one
-that accel-ops generates in that folder.
+Folders are opened level by level without following links, and worked on by descriptor. A name is removed only if
+accel-ops generates such names in that folder.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Folder:
         self._pattern = pattern
 
     def names(self) -> list[str]:
-        """The names in it that accel-ops generates, sorted; links are no such names."""
+        """The names in it that accel-ops generates, sorted, without links."""
         with contextlib.suppress(OSError):
             return sorted(name for name in os.listdir(self.descriptor) if self.has(name))
         return []
 
     def has(self, name: str) -> bool:
-        """Whether ``name`` is one that accel-ops generates here, and is no link."""
+        """Whether ``name`` is one that accel-ops generates here, and not a link."""
         if not re.fullmatch(self._pattern, name):
             return False
         try:
@@ -52,7 +52,7 @@ class Folder:
         return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def modified_at(self, name: str) -> float:
-        """In seconds since the epoch; 0 of what is not there."""
+        """In seconds since the epoch; 0 if it does not exist."""
         try:
             return self.status(name).st_mtime
         except OSError:
@@ -83,7 +83,7 @@ def _remove_tree(name: str, directory: int) -> None:
 
 @contextmanager
 def folder(root: Path, *names: str) -> Iterator[Folder | None]:
-    """The folder ``names`` of the cache at ``root``, open; None if there is none, or if it is not to be worked on."""
+    """The folder ``names`` of the cache at ``root``, open; None if it is missing or must not be changed."""
     descriptor = _opened(root, names)
     if descriptor is None:
         yield None
@@ -95,7 +95,7 @@ def folder(root: Path, *names: str) -> Iterator[Folder | None]:
 
 
 def _opened(root: Path, names: tuple[str, ...]) -> int | None:
-    if signature(str(root)) is None:  # not a cache, whatever its names
+    if signature(str(root)) is None:  # not a cache, even with its names
         return None
     refusal = distrusted(str(root), HOME, *names)
     descriptor = None
@@ -119,7 +119,7 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
 
 
 def places(root: Path, name: str) -> list[tuple[str, ...]]:
-    """What accel-ops has made in the folder ``name``, as names below the cache's home."""
+    """What accel-ops has created in the folder ``name``, as components of paths below the cache's home."""
     found: list[tuple[str, ...]] = [(name,)]
     for _ in GENERATED[name]:
         outer, found = found, []
@@ -130,9 +130,9 @@ def places(root: Path, name: str) -> list[tuple[str, ...]]:
 
 
 def file_system_now(directory: Path) -> float:
-    """What time it is for the file system that holds ``directory``; the clock of this host may be another.
+    """The current time of the file system of ``directory``, which may differ from this host's clock.
 
-    What other hosts have written has the file system's times.
+    Files that other hosts have written have the file system's times.
     """
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
         return os.fstat(file.fileno()).st_mtime

@@ -1,8 +1,8 @@
 """Staging directories: private to one build, and removed after it, however it ended.
 
-A directory's name holds host and process; while the process lives it holds a lock on a file in it. Both end with the
-process, so the next build on the host recognises what a killed one has left. For another host, and where the file
-system has no locks, only the age decides.
+A directory's name contains host and process, and the process has a lock on a file in it. Both end together, so the
+next build on the host recognises the directory of a killed one. For another host, and where the file system has no
+locks, only the age decides.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from op_builder.cache.removal import Folder, file_system_now, folder
 from op_builder.system.file_lock import try_lock
 
 _ALIVE = "alive"
-# A new directory may be without its lock for so long.
+# A new directory may lack its lock for so long.
 _YOUNG_S = 10.0
-# Where lock and process cannot both be checked, age decides.
+# Where the lock or the process cannot be checked, age decides.
 SURELY_OVER_S = 24 * 3600.0
 
 
@@ -38,7 +38,7 @@ def new_name(op: str) -> str:
 
 
 def this_host() -> str:
-    """A name for this host that no other running one has, even if both are called ``localhost``."""
+    """A name for this host that no other running host has, even if both are called ``localhost``."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:

@@ -59,7 +59,7 @@ class Entry(NamedTuple):
         """Renew the time of last use, for pruning; at most twice a minute, and not in a read-only cache."""
         manifest = self.directory / MANIFEST
         with contextlib.suppress(OSError):
-            if abs(time.time() - manifest.stat().st_mtime) > _NOTE_EVERY_S:  # the file's time may be another clock's
+            if abs(time.time() - manifest.stat().st_mtime) > _NOTE_EVERY_S:  # the file system's clock may differ
                 os.utime(manifest)
 
     def is_intact(self, *, through_links: bool = False) -> bool:
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
 
 class Cache:
-    """Built ops below one directory. Making the object touches nothing.
+    """Built ops below one directory. Creating the object writes nothing.
 
     Args:
         root: the directory; :func:`default_cache_dir` when not given.
@@ -103,8 +103,8 @@ class Cache:
         Args:
             any_compiler: accept an entry of any compiler; for machines without one.
         """
-        of_op = self._op_dir(op)
-        directories = _keyed(of_op) if any_compiler else [of_op / key.digest]
+        op_dir = self._op_dir(op)
+        directories = _keyed(op_dir) if any_compiler else [op_dir / key.digest]
         for directory in directories:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
@@ -200,7 +200,7 @@ class Cache:
         directory = self.home / name
         with self.errors_explained():
             self.require_ours()
-            layout.take(self.root)
+            layout.claim(self.root)
             layout.make_directory(directory, layout.modes(self.root).directory)
             if (refusal := distrusted(str(self.root), HOME, name)) is not None:
                 raise refusal.error(self.root)
@@ -224,11 +224,11 @@ class Cache:
         return os.fdopen(descriptor, "a+")
 
     def kernel_directory(self) -> Path | None:
-        """The directory for kernels that the SYCL runtime compiles, and executes later; None if there is none."""
+        """The directory for kernels that the SYCL runtime compiles, and executes later; None if it cannot be used."""
         directory = self.home / KERNELS
         try:
             self.writable_dir(KERNELS)
-        except CacheError:  # one of an administrator may be read-only
+        except CacheError:  # an administrator's cache may be read-only
             if not os.path.isdir(directory) or distrusted(str(self.root), HOME, KERNELS) is not None:
                 return None
         if (refusal := distrusted_below(str(self.root), str(directory))) is not None:
@@ -295,7 +295,7 @@ class Cache:
                 # Removed just now, or a network file system does not show all of it yet. If it is damaged,
                 # publishing the same build again finds out.
                 self._ignore(directory, "its manifest cannot be read")
-            except OtherFormatError:  # which that version may still use
+            except OtherFormatError:  # that version may still use it
                 if self._in_package:
                     self._ignore(directory, "its manifest is of another version of accel-ops")
             except RecordError:

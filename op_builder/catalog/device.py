@@ -20,7 +20,7 @@ def current_accelerator() -> DeepSpeedAccelerator:
 
 
 def current_package() -> str:
-    """The package of the current device's builders: this library's also where the accelerator is DeepSpeed's object."""
+    """The package of the current device's builders: this library's, even if the accelerator is DeepSpeed's object."""
     accelerator = current_accelerator()
     package = accelerator.op_builder_dir()
     if not package.startswith("deepspeed."):
@@ -43,7 +43,7 @@ def current_builder(class_name: str) -> type[OpBuilder]:
 
 
 def create_builder(class_name: str) -> OpBuilder:
-    """An instance of it, which the accelerator makes unless it is DeepSpeed's object; raises as that."""
+    """An instance of that class, made by the accelerator unless that is DeepSpeed's; raises like the other."""
     accelerator = current_accelerator()
     is_own = accelerator.op_builder_dir() == current_package()
     return accelerator.create_op_builder(class_name) if is_own else current_builder(class_name)()

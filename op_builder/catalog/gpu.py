@@ -28,7 +28,7 @@ class CudaRowBuilder(CUDAOpBuilder, NativeOpBuilder):
         return [*super().cxx_args(), "-DACCEL_WITH_CUDA"]
 
     def nvcc_args(self) -> list[str]:
-        # Only formulas fuse products, as with -ffp-contract=off on the CPU.
+        # Products are fused only where a formula uses fma, as with -ffp-contract=off on the CPU.
         return [*super().nvcc_args(), "-fmad=false"]
 
     def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:

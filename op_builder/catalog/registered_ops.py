@@ -10,8 +10,8 @@ The entry point's name is a label, usually the project's name. Its value is a mo
 whether it works. The class must be defined in the author's own package; a class that is only imported does not count.
 
 An op and its builder need unique names. A name that this project or a package earlier in the order of labels and
-modules uses is not replaced: the later op is left out. That, a module that cannot be imported and a module without an
-op are problems of that package alone: each is logged once, shown by the error about an unknown name, and listed by the
+modules uses is not replaced: the later op is left out. This, a module that cannot be imported and a module without an
+op are problems of that package only: each is logged once, shown by the error about an unknown name, and listed by the
 report.
 
 Reading the entry points takes about ten milliseconds. It happens when a name is unknown to the device or when all ops
@@ -46,7 +46,7 @@ class RegisteredPackage:
         label: the entry point's name.
         module: the entry point's value.
         classes: the builder classes that it adds, by name.
-        problems: why it does not add others.
+        problems: why other classes are not added.
     """
 
     label: str
@@ -112,7 +112,7 @@ def _find_builders() -> Iterable[_Found]:
     try:
         found = _builders_on(tuple(map(str, sys.path)), is_listing())
         if is_listing() and any(one.problems for one in found):
-            _builders_on.cache_clear()  # the next time a module's op may have been compiled
+            _builders_on.cache_clear()  # by the next time, a module's op may have been compiled
         return found
     finally:
         _state.is_importing = False

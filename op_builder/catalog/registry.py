@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog import native
-from op_builder.catalog.table import OPS, OTHERS_OPS, Op, op_of
+from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, OPS, Op, op_of
 from op_builder.errors import UnknownOpError
 
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     op = op_of(class_name)
     if op is not None and package in OUR_PACKAGES:
         kernels = op.kernels_for(_device(package))
-        return _row_class(op, kernels) if kernels is not None else _lacking(op, package, "")
+        return _row_class(op, kernels) if kernels is not None else _unavailable_op(op, package, "")
     device = device_package(package)
     if class_name in device.classes:
         return device.classes[class_name]
     if op is not None:
-        return _lacking(op, package, device.complaint)
+        return _unavailable_op(op, package, device.complaint)
     registered = registered_packages(package)
     for other in registered:
         if class_name in other.classes:
             return other.classes[class_name]
-    if class_name in OTHERS_OPS:
-        return _not_here(class_name, package)
+    if class_name in DEEPSPEED_ONLY_OPS:
+        return _unavailable_deepspeed_op(class_name, package)
     raise _unknown(class_name, device, registered)
 
 
@@ -150,7 +150,7 @@ def _row_class(op: Op, kernels: str) -> type[OpBuilder]:
     return type(op.builder, (base,), attributes)
 
 
-def _lacking(op: Op, package: str, complaint: str) -> type[OpBuilder]:
+def _unavailable_op(op: Op, package: str, complaint: str) -> type[OpBuilder]:
     """The builder of an op that the device of ``package`` lacks."""
     from op_builder._version import __version__
     from op_builder.catalog.unavailable import unavailable
@@ -164,11 +164,11 @@ def _lacking(op: Op, package: str, complaint: str) -> type[OpBuilder]:
     return unavailable(op.builder, op.name, op.summary, package, reason, remedy)
 
 
-def _not_here(class_name: str, package: str) -> type[OpBuilder]:
+def _unavailable_deepspeed_op(class_name: str, package: str) -> type[OpBuilder]:
     """The builder of an op of DeepSpeed that this project does not have."""
     from op_builder.catalog.unavailable import unavailable
 
-    name, kind = OTHERS_OPS[class_name]
+    name, kind = DEEPSPEED_ONLY_OPS[class_name]
     if class_name == "NotImplementedBuilder":
         remedy = "Load the op that you need by its own builder, whose error gives the reason."
     elif kind.startswith("CUDA"):

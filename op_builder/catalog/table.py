@@ -20,8 +20,8 @@ class Op(NamedTuple):
             finish together. The binding is ``csrc/bindings/<name>.cpp``.
         cuda: CUDA files in ``csrc/kernels/cuda``; the binary then supports CPU and CUDA tensors.
         sycl: whether SYCL kernels exist: ``kernels_sycl/kernels/<name>.sycl.hpp``, with a separate binding.
-        on_torch: the class in ``op_builder.ops`` that does the op by functions of torch and of vendors, on devices for
-            which there are no kernels; nothing is compiled then.
+        on_torch: the class in ``op_builder.ops`` that implements the op with functions of torch or vendors, on devices
+            without kernels; nothing is compiled then.
         works_anywhere: whether its tensors are in host memory on every device, so that every device has the op.
         base: the builder's base class in :mod:`op_builder.catalog.native`.
         front_ends: the names that users import from ``op_builder.ops``, each with its module there.
@@ -198,7 +198,7 @@ OPS = (
 
 _CUDA = "CUDA code"
 
-OTHERS_OPS = {
+DEEPSPEED_ONLY_OPS = {
     "DeepCompileBuilder": ("dc", _CUDA),
     "EvoformerAttnBuilder": ("evoformer_attn", f"{_CUDA}, needs CUTLASS"),
     "FPQuantizerBuilder": ("fp_quantizer", _CUDA),

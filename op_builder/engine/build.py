@@ -53,7 +53,7 @@ class BuildOptions:
 
     Attributes:
         progress: called at every step.
-        force: compile even if the cache has it; its entry is the same, unless that was damaged.
+        force: compile even if the cache has an entry, which is replaced only if it is damaged.
         budget: the compiler jobs that this build shares with others; None: all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
         precondition: called before anything is compiled; raises if the op cannot be built.
@@ -119,12 +119,12 @@ class _Build:
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
                 objects = Objects(self.cache, self.plan, self.toolset)
-                taken = set() if attempt or self.options.force else objects.take(key, staging)
+                restored = set() if attempt or self.options.force else objects.restore(key, staging)
                 try:
-                    commands, peak_bytes = self._compile(staging, taken)
+                    commands, peak_bytes = self._compile(staging, restored)
                 finally:
-                    objects.keep(staging, finished_outputs(staging), started_ns)
-                if taken or not peak_bytes:  # it is not known of all files
+                    objects.store(staging, finished_outputs(staging), started_ns)
+                if restored or not peak_bytes:  # not measured for all files
                     peak_bytes = max(peak_bytes, self.measured_bytes)
                 inspection = self._inspected(staging)
                 try:
@@ -132,8 +132,8 @@ class _Build:
                 except HeaderGoneError as missing:
                     logger.info("%s vanished while '%s' was built; building again.", missing, self.plan.op)
                     continue
-                settled = after.plan.digest == key.digest and not saved_since(started_ns, self.plan, after)
-                if settled or (before is not None and after.digest == before.digest):
+                unchanged = after.plan.digest == key.digest and not saved_since(started_ns, self.plan, after)
+                if unchanged or (before is not None and after.digest == before.digest):
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
                     artifact = staging / self.plan.artifact_name
@@ -145,8 +145,8 @@ class _Build:
             "Load it again when its sources are no longer being written.",
         )
 
-    def _compile(self, staging: Path, taken: Container[str]) -> tuple[BuildCommands, int]:
-        """Run the commands, except for objects that are there already.
+    def _compile(self, staging: Path, restored: Container[str]) -> tuple[BuildCommands, int]:
+        """Run the commands, except for the objects in ``restored``.
 
         Returns:
             all commands, and the memory of the largest compiler in bytes, 0 if unknown.
@@ -156,23 +156,23 @@ class _Build:
                 (staging / source.path).write_text(source.text, encoding="utf-8", errors="surrogateescape")
         has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
         commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
-        steps = [step for step in commands.compile_steps if step.object_name not in taken]
+        steps = [step for step in commands.compile_steps if step.object_name not in restored]
         write_file(self.plan, commands, steps, staging)
         budget = self.options.budget or JobBudget(self.jobs)
         try:
             with budget.take(self.jobs, self.options.cancel) as jobs:
-                logger.info("Building %s.", _what(self.plan, jobs))
+                logger.info("Building %s.", _description(self.plan, jobs))
                 if len(steps) < len(commands.compile_steps):
                     logger.info("Earlier builds have compiled all but %d of the files.", len(steps))
                 return commands, self._run(steps, staging, jobs)
-        except ToolchainError as error:  # its time was up
+        except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
             at = f"compiling {', '.join(waiting)}" if waiting else "linking"
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
 
     def _run(self, steps: Sequence[CompileStep], staging: Path, jobs: int) -> int:
-        """Run ninja, with half the jobs again where memory, processes or disk space did not suffice for all.
+        """Run ninja, again with half the jobs if memory, processes or disk space did not suffice for all.
 
         Returns:
             the memory of the largest compiler in bytes, 0 if unknown.
@@ -244,18 +244,18 @@ def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[str]:
     return [step.source.label for step in steps if step.object_name not in finished]
 
 
-def _what(plan: BuildPlan, jobs: int) -> str:
+def _description(plan: BuildPlan, jobs: int) -> str:
     count = len(plan.sources)
     return f"'{plan.op}' ({f'{count} files, {jobs} at a time' if count > 1 else '1 file'})"
 
 
 @contextmanager
 def _announced_if_long(plan: BuildPlan, jobs: int, options: BuildOptions) -> Iterator[BuildOptions]:
-    """Options with which a build that takes long logs now and then how far it is, unless the caller shows it."""
+    """Options with which a long build logs its progress now and then, unless the caller shows it."""
     if options.is_shown:
         yield options
         return
-    what = _what(plan, jobs)
+    what = _description(plan, jobs)
     position = "0 steps done"
     ended = threading.Event()
 
@@ -284,8 +284,8 @@ def _announced_if_long(plan: BuildPlan, jobs: int, options: BuildOptions) -> Ite
 def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) -> Iterator[None]:
     """Hold the lock of ``key`` so that ranks starting together compile once.
 
-    The lock only saves double work. It is the kernel's, so it ends with its process. Where the file system has no
-    locks, or its holder does not end, the build proceeds without: publishing is correct either way.
+    The lock only saves double work. The kernel releases it when its process ends. Where the file system has no
+    locks, or the holder takes too long, the build proceeds without it: publishing is correct either way.
 
     Raises:
         BuildCancelled: ``cancel`` was set while it waited.
@@ -305,7 +305,7 @@ def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) 
 
 
 def _wait_for_lock(file: IO[str], op: str, cancel: threading.Event) -> bool:
-    """Take the lock of ``file``, logging now and then which process has it; False when that took too long.
+    """Take the lock of ``file``, logging now and then which process has it; False if that took too long.
 
     Raises:
         OSError: the file system has no locks.

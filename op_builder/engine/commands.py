@@ -28,7 +28,7 @@ _ONLY_CXX = re.compile(r"-std=(?:c|gnu)\+\+|-fno-rtti$|-fvisibility-inlines-hidd
 
 # One mistake in a template can fill a log of 20 MB. Clang stops after as many errors of its own accord.
 _MOST_ERRORS = "-fmax-errors=20"
-# What the linker took in, as it lists it.
+# The linker's own list of the files that it read.
 LINKED_LIST = "link.d"
 # Where a build's directory holds the precompiled torch/extension.h; see engine/precompiled.py.
 PRECOMPILED_DIRECTORY = "precompiled"
@@ -59,8 +59,8 @@ class BuildCommands:
     """All commands of a build, to be run in the staging directory.
 
     Attributes:
-        device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty without such code.
-        stand_ins: by file name, of the libraries that the link meets instead of torch's.
+        device_link: links device code that was compiled ahead of time into DEVICE_OBJECT; empty without such code.
+        stand_ins: by file name, make the empty libraries that are linked instead of torch's.
     """
 
     compile_steps: tuple[CompileStep, ...]
@@ -75,7 +75,7 @@ def build_commands(
     """The commands that make ``plan``'s binary with ``toolset``.
 
     Args:
-        directory: where they will run, which the binary is not to name.
+        directory: where they will run; the binary must not contain its path.
         precompiled: whether PRECOMPILED_DIRECTORY in it holds torch/extension.h for GCC.
     """
     steps = compile_steps(plan, toolset, directory, precompiled=precompiled)
@@ -130,7 +130,7 @@ def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path, outpu
 
 
 def lists_assembled(plan: BuildPlan, toolset: Toolset) -> bool:
-    """Whether every step has its assembler list what it reads; link-time optimization assembles later."""
+    """Whether the assembler of every step lists what it reads; link-time optimization assembles later."""
     flags = [*toolset.cxx.command, *plan.cxx_flags, *(flag for source in plan.sources for flag in source.flags)]
     languages = {source.language for source in plan.sources}
     return (
@@ -159,9 +159,9 @@ def _compiler_own(compiler: Compiler) -> list[str]:
     if not compiler.is_gcc:
         found = [str(prefix / "lib" / "clang"), "/usr/lib/clang"]
         return found if prefix == Path("/usr") else [*found, str(prefix / "include" / "c++")]
-    of_prefix = ["lib/gcc", "include/c++", f"include/{target}/c++", f"{target}/include/c++"]
+    subdirectories = ["lib/gcc", "include/c++", f"include/{target}/c++", f"{target}/include/c++"]
     return [
-        *(str(prefix / name) for name in of_prefix),
+        *(str(prefix / name) for name in subdirectories),
         "/usr/lib/gcc",
         "/usr/include/c++",
         f"/usr/include/{target}/c++",
@@ -173,7 +173,7 @@ def _cuda_own(cuda: CudaToolkit | None) -> list[str]:
         return []
     # The libraries, too: the runtime, cudart_static, is linked in.
     found = [str(path) for kind in ("include", "lib") for path in cuda.home.glob(f"targets/*/{kind}")]
-    # In an environment's prefix include/ and lib/ are everybody's.
+    # In an environment's prefix, include/ and lib/ belong to many packages.
     is_environment = cuda.home == Path(sys.prefix) or (cuda.home / "conda-meta").is_dir()
     return found if is_environment else [*found, str(cuda.home / "include"), str(cuda.library_dir)]
 
@@ -183,7 +183,7 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
     return [
         toolset.cuda.nvcc,
         f"-ccbin={toolset.cxx.program}",
-        # Names of temporary files enter the binary; in /tmp they have the number of a process.
+        # Names of temporary files enter the binary; in /tmp they contain a process id.
         "--objdir-as-tempdir",
         *_torch_nvcc_flags(plan),
         *plan.nvcc_flags,
@@ -212,15 +212,15 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         *_flagged("-isystem", _all_system_includes(plan, toolset)),
         *(openmp_headers() if _has_packaged_openmp(plan, toolset.cxx) else []),
     ]
-    # An error is found in the text form of messages only, and a later flag does not override an earlier one.
+    # diagnose() reads only messages in text form, and a later flag does not override an earlier one.
     return [word for word in command if not word.startswith("-fdiagnostics-format=")]
 
 
 def _has_packaged_openmp(plan: BuildPlan, compiler: Compiler) -> bool:
     if not compiler.is_zig:  # only its clang has neither OpenMP's header nor its runtime
         return False
-    of_sources = (flag for source in plan.sources for flag in source.flags)
-    return "-fopenmp" in (*plan.cxx_flags, *plan.link_flags, *of_sources)
+    source_flags = (flag for source in plan.sources for flag in source.flags)
+    return "-fopenmp" in (*plan.cxx_flags, *plan.link_flags, *source_flags)
 
 
 def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -263,12 +263,12 @@ def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 
 
 def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
-    """What of torch the binary of ``plan`` names as needed."""
+    """The libraries of torch that the binary of ``plan`` needs (DT_NEEDED)."""
     if plan.binding is Binding.TVM_FFI:
         return []
     libraries = ["torch_cpu", "c10"]
     if plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx:
-        # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code.
+        # On a CUDA build, libtorch loads all of torch's CUDA libraries, which host code does not need.
         libraries.insert(0, "torch")
     if plan.binding.uses_torch_cxx:
         libraries.append("torch_python")
@@ -294,7 +294,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
 
 
 def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
-    """Whether flags have the linker find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
+    """Whether flags make the linker require all symbols: -z defs, --no-undefined, --unresolved-symbols."""
     words = ("defs", "undefined", "unresolved")
     flags = [flag for flag in (*toolset.cxx.command, *plan.link_flags) if "sanitize=" not in flag]
     return any(word in flag for flag in flags for word in words)
@@ -336,7 +336,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         plan.artifact_name,
         *listed,
         *search,
-        # By default the linker drops -ltorch, and with it the way to torch's CUDA symbols.
+        # By default the linker drops -ltorch, through which torch's CUDA symbols are found.
         "-Wl,--no-as-needed",
         *(f"-l{library}" for library in _torch_libraries(plan, toolset)),
         "-Wl,--as-needed",
@@ -367,7 +367,7 @@ def torch_includes(plan: BuildPlan) -> list[str]:
 
 
 def _torch_nvcc_flags(plan: BuildPlan) -> list[str]:
-    """What torch's BuildExtension gives nvcc first, so that JIT and prebuild compile alike."""
+    """The flags that torch's BuildExtension passes to nvcc first, so that JIT and prebuild compile alike."""
     if not plan.binding.uses_torch_cxx:
         return []
     from torch.utils import cpp_extension

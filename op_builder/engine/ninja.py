@@ -31,7 +31,7 @@ Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what was just done)."""
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _STOP_S = 10.0
 
 # Reads the session's number, then waits for a word or the pipe's end: the kernel closes it with its last
@@ -67,7 +67,7 @@ done
 exit 1
 """
 
-# Prints its number before it becomes the program, so that no moment is left unwatched.
+# Prints its process id before it becomes the program, which is thus watched from the start.
 _STARTER = 'echo $$ >&0; exec "$@" </dev/null'
 
 
@@ -76,7 +76,7 @@ class NinjaRun(NamedTuple):
 
     Attributes:
         succeeded: whether all steps did.
-        killed: whether ninja itself was, as the kernel does when memory runs out.
+        killed: whether ninja itself was, as by the kernel when memory runs out.
         peak_bytes: memory of the largest program that it ran; 0 if unknown.
     """
 
@@ -159,7 +159,7 @@ def run_ninja(
                     f"The build did not end within {timeout_s:g} s and was stopped.",
                     "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL, peak_bytes)
 
 
@@ -195,7 +195,7 @@ def _watched(
             try:
                 yield process
             finally:
-                # In words: a process that was forked from this one meanwhile may hold the pipe open, too.
+                # Closing the pipe is not enough: a process that was forked meanwhile may have it open, too.
                 word = "ended" if process.poll() == 0 else "end"
                 with contextlib.suppress(BrokenPipeError):
                     pipe.write(f"{process.pid}\n{word}\n".encode())
@@ -221,7 +221,7 @@ def _poll(process: subprocess.Popen[bytes]) -> tuple[bool, int]:
     """Whether ``process`` is running, and once it has ended, the memory of the largest program that it ran."""
     try:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-    except ChildProcessError:  # code of the program has waited for it
+    except ChildProcessError:  # other code of this process has waited for it
         return process.poll() is None, 0
     if not pid:
         return True, 0

@@ -1,9 +1,9 @@
-"""Objects of earlier builds, used again where the compiler would make the same.
+"""Objects of earlier builds, reused where the compiler would make the same.
 
 An object is one file in the cache's folder of objects: a zip of what a compile step wrote, and of the headers that it
-read. Its name has a digest of everything else that counts: the compilers' identity, the command and the source's
-content. It replaces an older one with other headers in one step, so that no reader sees half of it. Objects count in
-the cache's bound, and are removed before any entry.
+read. Its name contains a digest of everything else that counts: the compilers' identity, the command and the
+source's content. It replaces an older one with other headers atomically. Objects count in the cache's bound, and are
+removed before any entry.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _RECORD, _OBJECT, _DEPFILE, _ASSEMBLED = "record.json", "object", "depfile", "assembled"
 # Parts of a plan's key that concern other sources, or the linker alone.
-_OF_OTHERS = ("source ", "link flags", "linked ")
+_OTHER_PARTS = ("source ", "link flags", "linked ")
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
 
 
@@ -51,13 +51,13 @@ class Objects:
     plan: BuildPlan
     toolset: Toolset
 
-    def take(self, key: PlanKey, staging: Path) -> set[str]:
-        """Put the objects that fit into a build's directory; returns their names."""
+    def restore(self, key: PlanKey, staging: Path) -> set[str]:
+        """Copy the objects that fit into a build's directory; returns their names."""
         refusal = distrusted(str(self.cache.root), HOME, OBJECTS)
         if refusal is not None:
             warn_once(refusal.reason, "the objects there are not used", refusal.remedy)
             return set()
-        taken: set[str] = set()
+        restored: set[str] = set()
         for step, name in self._names(key).items():
             with contextlib.suppress(*_DAMAGED):
                 opened = open_file(str(self.cache.root), str(self.cache.home / OBJECTS / name))
@@ -71,11 +71,11 @@ class Objects:
                     for member, path in _files(step, staging).items():
                         if member in archive.namelist():
                             path.write_bytes(archive.read(member))
-                    taken.add(step.object_name)
+                    restored.add(step.object_name)
                     os.utime(opened)
-        return taken
+        return restored
 
-    def keep(self, staging: Path, names: Container[str], started_ns: int) -> None:
+    def store(self, staging: Path, names: Container[str], started_ns: int) -> None:
         """Keep objects of a build's directory; a failure is logged, and fails no build.
 
         Args:
@@ -91,7 +91,7 @@ class Objects:
                 if step.object_name not in names or not {_OBJECT, _DEPFILE}.issubset(files):
                     continue
                 read = key_of_steps(key, self._alone(step), self.toolset, staging, [step])
-                # Another build has another directory.
+                # A dependency on this build's directory would fit no other build.
                 is_tied = os.fsencode(staging) in files[_DEPFILE].read_bytes()
                 if is_tied or saved_since(started_ns, self._alone(step), read):
                     continue
@@ -107,7 +107,7 @@ class Objects:
 
     def _names(self, key: PlanKey) -> dict[CompileStep, str]:
         """The file names of the objects of all steps."""
-        common = {name: text for name, text in key.parts.items() if not name.startswith(_OF_OTHERS)}
+        common = {name: text for name, text in key.parts.items() if not name.startswith(_OTHER_PARTS)}
         names = {}
         for index, step in enumerate(compile_steps(self.plan, self.toolset)):
             source = key.parts[f"source {index} {step.source.label}"]
@@ -149,13 +149,13 @@ def key_of_steps(
 
 
 def _files(step: CompileStep, staging: Path) -> dict[str, Path]:
-    """What a step writes, by the name of the archive's member."""
+    """The files that a step writes, by the archive's member."""
     names = {_OBJECT: step.object_name, _DEPFILE: step.depfile, _ASSEMBLED: step.assembled}
     return {member: staging / name for member, name in names.items()}
 
 
 def _key_of(record: Any) -> BuildKey:
-    """What :meth:`Objects.keep` has written, for a look at the headers."""
+    """The headers that :meth:`Objects.store` has recorded, as a key."""
     headers, absent, (paths, digest, statuses) = record
     found = tuple(Header(root, path, sha256, tuple(status)) for root, path, sha256, status in headers)
     return BuildKey(PlanKey({}), found, tuple(absent), SystemHeaders(tuple(paths), digest, statuses))

@@ -1,7 +1,7 @@
 """Precompile ``torch/extension.h``, for ``python -m op_builder.build --precompile``.
 
-Reading that header is most of the compile of an op that includes it: 5,400 files. GCC can save what it makes of them,
-and uses that where the header is the first file that a source includes and flags and macros fit; else it reads the
+Reading that header is most of the compile of an op that includes it: 5,400 files. GCC can save the result, and
+uses it where the header is the first file that a source includes and flags and macros fit; otherwise it reads the
 text. A precompiled header is an entry of the cache like a built op, named ``torch_extension``, of 600 to 800 MB; each
 set of flags that GCC insists on has its own. A build with it has the same key as one without: the compiler lists all
 headers behind it (``-fpch-deps``).
@@ -30,8 +30,8 @@ from op_builder.toolchains.toolset import Toolset
 OP = "torch_extension"
 _ARTIFACT = "extension.h.gch"
 
-# GCC compares these with those of the source. It accepts a header of -O2 for any other level but -O0, and decides about
-# other defines by the names that the header has looked at.
+# GCC compares these with those of the source. It accepts a header of -O2 for any other level but -O0, and of the
+# other defines, it compares those that the header has looked up.
 _DECISIVE = ("-std=", "-f", "-m", "-g", "-DTORCH_API_")
 
 

@@ -27,7 +27,7 @@ def publish(
     peak_bytes: int,
     keep: Iterable[str],
 ) -> Entry:
-    """Publish the file that a build of ``plan`` made; what else its directory holds is left to be removed.
+    """Publish the file that a build of ``plan`` made; other files of its directory are left to be removed.
 
     Args:
         build_s: seconds the build took. ``peak_bytes``: memory of its largest compiler, 0 if unknown.

@@ -19,9 +19,9 @@ _HEADERS = (
     "torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h",
 )
 _FUNCTION = re.compile(r"\b((?:aoti_)?torch_\w+)\s*\(")
-# Undefined symbols that torch cannot provide: those of other libraries, which the linker found there and gave a version
-# or the library's name, and of Python, which are in the process.
-NOT_TORCHS = re.compile(r"@|^_?Py|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize)$")
+# Undefined symbols that torch does not provide: those that the linker found in other libraries, with a version or the
+# library's name, and Python's, which the process has.
+NON_TORCH_SYMBOL = re.compile(r"@|^_?Py|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize)$")
 
 
 def check_target_functions(artifact: Path, plan: BuildPlan, kind: str, undefined: set[str], compiler: Compiler) -> None:
@@ -37,7 +37,7 @@ def check_target_functions(artifact: Path, plan: BuildPlan, kind: str, undefined
             "Define them with ACCEL_OP_LIBRARY of torch_c/library.h or bindings/stable_library.h.",
         )
     known = _stable_functions(compiler.command, plan.cxx_flags)
-    unknown = sorted(name for name in undefined if name not in known and not NOT_TORCHS.search(name))
+    unknown = sorted(name for name in undefined if name not in known and not NON_TORCH_SYMBOL.search(name))
     if unknown:
         flag = next((flag for flag in plan.cxx_flags if "TORCH_TARGET_VERSION" in flag), "no TORCH_TARGET_VERSION")
         raise LoadError(

@@ -1,8 +1,8 @@
 """Inspecting a built binary before it is published: what it exports, and that it loads.
 
 It is opened in a child process, so a crash while loading harms nothing else; a Python module's init function runs there
-too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch, and one that uses no symbol of
-torch none of torch's libraries. One that needs a missing runtime (CUDA on a CPU build of torch) cannot be opened, and
+too. For a binary on the Stable ABI, only ``libtorch_cpu`` is opened, as on any torch, and for one that uses no symbol
+of torch, none of its libraries. One that needs a missing runtime (CUDA on a CPU build of torch) cannot be opened, and
 its undefined symbols are compared with the list of those that a loader would find. So are those of a binary for another
 platform.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.key import platform_name
-from op_builder.engine.stable_abi import NOT_TORCHS, check_target_functions
+from op_builder.engine.stable_abi import NON_TORCH_SYMBOL, check_target_functions
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
 from op_builder.system.global_symbols import libraries_offering
@@ -38,8 +38,8 @@ _TIMEOUT_S = 300.0
 # The child prints this last: a library that ends the process when opened, even with status 0, is not loaded.
 _LOADED = "accel-ops: loaded"
 
-# What both children begin with: a Python module is not only opened, its init function runs too. They end without the
-# exit handlers of what they have opened: torch's take a tenth of a second.
+# The start of both children: a Python module is not only opened, its init function runs, too. They end without running
+# exit handlers: torch's take a tenth of a second.
 _START = """
 import ctypes, os, sys
 from importlib import machinery, util
@@ -91,7 +91,7 @@ end({_LOADED!r}, json.dumps([
 ]))
 """
 
-# The line of a child's errors that names the cause, best first: torch and Python wrap the loader's message.
+# Lines of a child's errors that name the cause, best first: torch and Python wrap the loader's message.
 _CAUSES = tuple(
     map(
         re.compile,
@@ -107,21 +107,21 @@ _MESSAGE_LINES = 3  # of what Python raised
 _KNOWN_UNDEFINED = re.compile(
     r"^(?:aoti_torch_\w+|torch_\w+)$"  # torch's C shim
     r"|@"  # a version: the linker found the symbol in a library that the binary names
-    r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without one because torch exports a copy of some
+    r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without a version because torch exports copies of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
 # The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
 _NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
-# An exported function, or a call that registers functions or types for all.
+# An exported function, or a call that registers global functions or types.
 _EXPORTS_TVM_FFI = ("__tvm_ffi_", "TVMFFIFunctionSetGlobal", "TVMFFITypeRegister")
-_OF_LIBCXX = "St3__1"  # std::__1
+_LIBCXX_NAMESPACE = "St3__1"  # std::__1
 _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a built binary turned out to be: members of its manifest, by their names there.
+    """The facts about a built binary that its manifest contains, under the same names.
 
     Attributes:
         kind: ``accel`` (registers under a namespace of the loader's choice), ``python`` (has
@@ -129,8 +129,8 @@ class Inspection:
             ``library`` (none of these).
         namespaces: torch namespaces of the ops that opening it defines; empty for an ``accel`` binary.
         check: how it was tried, for the manifest.
-        defined_namespaces: those of them that are its own (``TORCH_LIBRARY``, not ``TORCH_LIBRARY_FRAGMENT``).
-        operators: the torch ops that opening it defines, by their whole names.
+        defined_namespaces: those that it defines itself (``TORCH_LIBRARY``, not ``TORCH_LIBRARY_FRAGMENT``).
+        operators: the torch ops that opening it defines, by their full names.
         needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
 
@@ -170,7 +170,7 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
         offered = libraries_offering(sorted(name for name in undefined if "@" not in name))
         if not offered or not plan.binding.uses_torch_cxx:
             raise
-    # This process has opened them for all; the loader would find the symbols there.
+    # This process has opened them with RTLD_GLOBAL; the loader would find the symbols there.
     return replace(_tried(artifact, plan, toolset, defined, undefined, offered), needs=needs)
 
 
@@ -214,7 +214,7 @@ def _tried(
         return inspection
     libraries = needed_libraries(plan, toolset)
     search = [library.library.parent for library in plan.libraries]
-    if all(map(NOT_TORCHS.search, undefined)) and (artifact.parent / "libtorch.so").exists():
+    if all(map(NON_TORCH_SYMBOL.search, undefined)) and (artifact.parent / "libtorch.so").exists():
         # Opening torch takes 0.4 s. The empty libraries of the build, with which it was linked, have the same names.
         libraries = [library for library in libraries if Path(library).parent != torch.library_dir]
         search.append(artifact.parent)
@@ -250,7 +250,7 @@ def _kind(defined: set[str], plan: BuildPlan) -> str:
 
 
 def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
-    """What must be open before the binary of ``plan``, which names it without a path."""
+    """The libraries to open before the binary of ``plan``, which names them without paths."""
     names = ["torch_cpu"] if plan.binding is not Binding.TVM_FFI else []
     if names and (plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx):
         names.append("torch")
@@ -272,7 +272,7 @@ def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler, 
 def _try_in_child(
     artifact: Path, compiler: Compiler, command: list[str], search: Iterable[Path], preloaded: Sequence[str]
 ) -> str:
-    """Run Python by ``command``; what it printed in one line with its mark of success.
+    """Run Python by ``command``; returns the rest of the line with its mark of success.
 
     Args:
         search: directories where the child finds libraries that are named without a path, too.
@@ -330,7 +330,7 @@ def _refuse_torch_cxx(artifact: Path, plan: BuildPlan, undefined: set[str], comp
             f"{_readable(found[0], compiler)}.",
             "Include only torch_c/, torch/csrc/stable/ and torch/headeronly/, or declare BINDING = Binding.TORCH.",
         )
-    if plan.system == "linux" and (compiler.is_zig or any(_OF_LIBCXX in name for name in undefined)):
+    if plan.system == "linux" and (compiler.is_zig or any(_LIBCXX_NAMESPACE in name for name in undefined)):
         raise LoadError(
             f"{artifact.name} needs C++ symbols of torch, such as {_readable(found[0], compiler)}, "
             f"but {OTHER_LIBRARY}.",

@@ -1,8 +1,8 @@
 """DeepSpeed on this library: ``import op_builder.integrations.deepspeed``, before or after ``import deepspeed``.
 
-``ACCEL_DEEPSPEED=1`` does the same without a line, and is set for the processes that this one starts. On the CPU,
+``ACCEL_DEEPSPEED=1`` does the same without an import, and is set for the processes that this one starts. On the CPU,
 DeepSpeed gets this library's accelerator and every op that this library has. On other devices it keeps its accelerator
-and gets this library's ops in host memory (CPUAdam, AsyncIO and others), as far as it has such; on NVIDIA's devices it
+and gets this library's ops in host memory (CPUAdam, AsyncIO and others), where it has such ops; on NVIDIA's devices it
 also gets FusedAdam and FusedLion. There and on the CPU, its other builders are DeepSpeed's own classes, run by this
 library's engine. On other devices they stay DeepSpeed's. ``off()`` undoes it, and ``on()`` switches again.
 
@@ -34,7 +34,7 @@ from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
 from op_builder.catalog.device import current_accelerator
 from op_builder.catalog.registry import find_builder
-from op_builder.catalog.table import OPS, OTHERS_OPS, op_of
+from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, OPS, op_of
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError, UnknownOpError
 from op_builder.plan import BuildPlan
@@ -48,8 +48,8 @@ OLDEST, NEWEST = (0, 18), (0, 19, 8)
 _ENGINE_DEVICES = ("cpu", "cuda")
 """Where the engine runs DeepSpeed's own classes."""
 
-_PROVED_OPS = {"cuda": ("FusedAdamBuilder", "FusedLionBuilder")}
-"""Ops for a device with which DeepSpeed trained there as with its own."""
+_PROVEN_OPS = {"cuda": ("FusedAdamBuilder", "FusedLionBuilder")}
+"""By device, ops with which DeepSpeed trained there as with its own."""
 
 _BUILDERS = "deepspeed.ops.op_builder"
 _ENGINE_PACKAGE = "deepspeed_on_accel_ops"
@@ -84,7 +84,7 @@ def on() -> None:
         used = accelerator.get_accelerator()
         if device in _ENGINE_DEVICES:
             find = _with_engine(find, device)
-        _let_find(used, find)
+        _set_finder(used, find)
         replaced = _replace_names(find, _is_theirs, _is_offered)
         _renew_lists()
         if device == "cpu":
@@ -247,21 +247,21 @@ def _use_our_accelerator(module: ModuleType) -> Find:
 
 
 def _with_our_ops(theirs: Any, device: str) -> Find:
-    """What finds this library's builders of proved ops where DeepSpeed's accelerator has such, else its own."""
+    """A function that finds this library's builders of proven or host ops that DeepSpeed has, else DeepSpeed's."""
     find: Find = theirs.get_op_builder
 
     def find_ours(name: str) -> Any:
         op, own = op_of(name), find(name)
         if op is None or not _is_named(own, name):
             return own
-        if name in _PROVED_OPS.get(device, ()):
+        if name in _PROVEN_OPS.get(device, ()):
             return find_builder(name, f"op_builder.{device}")
         return find_builder(name, "op_builder.host") if op.works_anywhere else own
 
     return find_ours
 
 
-def _let_find(accelerator: Any, find: Find) -> None:
+def _set_finder(accelerator: Any, find: Find) -> None:
     def create_op_builder(name: str) -> Any:
         builder = find(name)
         return None if builder is None else builder()
@@ -274,7 +274,7 @@ def _let_find(accelerator: Any, find: Find) -> None:
 def _replace_names(find: Find, is_old: Callable[[Any], bool], is_wanted: Callable[[Any], bool]) -> set[str]:
     """Replace builders in the modules of DeepSpeed that have imported them, and return their names."""
     replaced = set()
-    known = {op.builder for op in OPS} | {*OTHERS_OPS}
+    known = {op.builder for op in OPS} | {*DEEPSPEED_ONLY_OPS}
     for module in _modules():
         for name in known & {*vars(module)}:
             old = vars(module)[name]
@@ -304,7 +304,7 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _renew_lists() -> None:
-    """Let DeepSpeed make its lists of ops again, if it has made them."""
+    """Have DeepSpeed rebuild its lists of ops, if it has built them."""
     lists = sys.modules.get(f"{_BUILDERS}.all_ops")
     if lists is not None:
         importlib.reload(lists)

@@ -67,7 +67,7 @@ def on_if_requested() -> None:
 
 
 def warn_if_not_in_children() -> None:
-    """Warn if this environment lacks the file by which child processes learn of ``ACCEL_CPP_EXTENSION``."""
+    """Warn if this environment lacks the file with which child processes apply ``ACCEL_CPP_EXTENSION``."""
     directories = [*site.getsitepackages(), site.getusersitepackages()]
     if not any(os.path.exists(os.path.join(directory, _START_FILE)) for directory in directories):
         logger.warning(

@@ -1,1 +1,1 @@
-"""The way from a plan to an opened op: loaded, prebuilt, cached, or compiled now."""
+"""From a plan to an opened op: already loaded, prebuilt, cached, or compiled now."""

@@ -1,4 +1,4 @@
-"""Whether ``load()`` would work, without loading; the report and ``is_compatible()`` ask this."""
+"""Whether ``load()`` would work, without loading; for the report and ``is_compatible()``."""
 
 from __future__ import annotations
 

@@ -59,9 +59,9 @@ def open_entry(entry: Entry, op: Op) -> Any:
         LoadError: the binary cannot be opened, or a name that it defines exists already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
-    shown = (identity, type(op))
+    bound_key = (identity, type(op))
     with _lock:
-        if shown not in _bound:
+        if bound_key not in _bound:
             import torch  # noqa: F401  (loads the libraries that the binary links against)
 
             if identity not in _opened:
@@ -71,8 +71,8 @@ def open_entry(entry: Entry, op: Op) -> Any:
                 if opener is None:
                     raise LoadError(f"{entry.artifact} is a precompiled header.", "python -m op_builder.cache clear")
                 _opened[identity] = entry, opener(entry)
-            _bound[shown] = op.bind(_opened[identity][1])
-        return _bound[shown]
+            _bound[bound_key] = op.bind(_opened[identity][1])
+        return _bound[bound_key]
 
 
 def opened_entries(op: str) -> list[Entry]:
@@ -90,7 +90,7 @@ def _require_loadable(op: Op) -> None:
 
 def _open_needed(entry: Entry, op: Op) -> None:
     """Open the libraries that the binary names without a path and that torch does not load."""
-    open_torch_for_all(sys.platform)
+    open_torch_globally(sys.platform)
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 
@@ -100,8 +100,8 @@ def _open_needed(entry: Entry, op: Op) -> None:
     op.open_libraries()
 
 
-def open_torch_for_all(system: str) -> None:
-    """On macOS binaries name no library of torch: they find its functions in libraries that are open for all."""
+def open_torch_globally(system: str) -> None:
+    """On macOS binaries name no library of torch: they find its functions in globally opened ones."""
     if system == "darwin":
         import ctypes
 
@@ -237,7 +237,7 @@ _CLASSES = {each.__name__: each for each in (ValueError, MemoryError, IndexError
 
 
 def named_error(error: Exception) -> Exception:
-    """The error of an op in the class that its text names; ``error`` unchanged if it names none."""
+    """An op's error, in the class that its text names; ``error`` unchanged if it names none."""
     name, _, message = str(error).partition(": ")
     return _CLASSES[name](message) if name in _CLASSES else error
 

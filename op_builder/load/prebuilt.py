@@ -131,7 +131,7 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
         recipe = recipe_parts(plan)
     except AccelError:
         return None  # a wheel may contain binaries without their sources
-    flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
+    flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(recipe[name])]
     names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
@@ -142,12 +142,12 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
     return f"it was built from another recipe ({', '.join(other)})" if other else None
 
 
-def _of_cpu(flags: str) -> list[str]:
+def _cpu_flags(flags: str) -> list[str]:
     return [flag for flag in json.loads(flags) if flag.startswith("-m")]
 
 
 def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
-    """The changed headers of the op's own package. Headers of other packages change with each version of those."""
+    """The changed headers of the op's own package. Headers of other packages change with their versions."""
     native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
     places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))

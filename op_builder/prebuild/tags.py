@@ -53,9 +53,9 @@ def wheel_tag(manifests: Sequence[Manifest], target: Target | None = None) -> st
 
 
 def glibc_of_cxx(glibcxx: str, cxxabi: str) -> tuple[int, ...]:
-    """The glibc of the oldest systems whose C++ library has these versions; of the newest known if none has.
+    """The glibc of the oldest systems whose C++ library has these versions; the newest known one if none has.
 
-    Without versions, it is empty.
+    Empty without versions.
     """
     if not (glibcxx or cxxabi):
         return ()

@@ -94,7 +94,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         _raise_failures(chosen, outcomes)
         left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
-        built = [_place(*pair) for pair in zip(chosen, outcomes, strict=True) if pair[1].status != "skipped"]
+        built = [_copy_binary(*pair) for pair in zip(chosen, outcomes, strict=True) if pair[1].status != "skipped"]
     if not built:
         raise _nothing_built(_by_reason(left_out))
     tag = wheel_tag([manifest for _, manifest, _ in built], target)
@@ -135,10 +135,10 @@ def _reject_cpu_of_compiler() -> None:
         command = find_cxx(Cache().memo).command
     except ToolchainError:  # each op's checks report it
         return
-    tied = [word for word in command if word.startswith(("-march=", "-mcpu="))]
-    if tied:
+    cpu_flags = [word for word in command if word.startswith(("-march=", "-mcpu="))]
+    if cpu_flags:
         raise ToolchainError(
-            f"The compiler is {' '.join(command)}. With {' '.join(tied)}, the wheel would crash on other CPUs.",
+            f"The compiler is {' '.join(command)}. With {' '.join(cpu_flags)}, the wheel would crash on other CPUs.",
             "Set CXX without that flag. This project's kernels select an instruction set when they are loaded.",
         )
 
@@ -214,12 +214,12 @@ def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) 
         )
 
 
-def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[str, Any]]:
+def _copy_binary(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[str, Any]]:
     """Copy a binary from the cache to its package; returns the package, the manifest and the facts for the index."""
     package, artifact = outermost_package(type(builder)), Path(outcome.path)
     assert package is not None  # _is_in() has found it
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
-    # What is only of the building machine does not count in a wheel: system headers, and the status of files.
+    # Without what concerns only the building machine: system headers, and the status of files.
     headers = tuple(header._replace(status=()) for header in manifest.headers)
     manifest = manifest._replace(headers=headers, system_headers=SystemHeaders.of([]))
     epoch = env.SOURCE_DATE_EPOCH.get()

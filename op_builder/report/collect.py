@@ -52,7 +52,7 @@ class OpRow:
 def op_row(builder: OpBuilder) -> OpRow:
     """The report's row for one op."""
     try:
-        return _row(_reading(builder))
+        return _row(_read_only_copy(builder))
     except Exception as error:  # another package's builder may raise anything, and the report must survive it
         return OpRow(
             name=builder.name,
@@ -67,12 +67,12 @@ def op_row(builder: OpBuilder) -> OpRow:
         )
 
 
-def _reading(builder: OpBuilder) -> OpBuilder:
+def _read_only_copy(builder: OpBuilder) -> OpBuilder:
     """A copy of ``builder`` that only reads its cache and does not move damaged entries."""
-    reading = copy.copy(builder)
+    copied = copy.copy(builder)
     with contextlib.suppress(CacheError):  # a check gives the reason
-        vars(reading)["cache"] = Cache(builder.cache.root, is_ours=False)
-    return reading
+        vars(copied)["cache"] = Cache(builder.cache.root, is_ours=False)
+    return copied
 
 
 def _row(builder: OpBuilder) -> OpRow:
@@ -221,7 +221,7 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
 
 def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
-    builder = _reading(builder)
+    builder = _read_only_copy(builder)
     found = examine(builder)
     cache = guarded("cache directory", lambda: builder.cache)
     damaged = {} if isinstance(cache, Failed) else dict(cache.damaged)

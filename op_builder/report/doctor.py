@@ -150,7 +150,7 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
 
 
 def _problems(verdicts: dict[str, list[Verdict]]) -> dict[str, str]:
-    return {name: next((one.problem for one in of_one if one.problem), "") for name, of_one in verdicts.items()}
+    return {name: next((one.problem for one in found if one.problem), "") for name, found in verdicts.items()}
 
 
 def _trial(
@@ -219,7 +219,7 @@ def _outcome(problems: dict[str, str]) -> str:
 
 
 def _demangled(text: str) -> str:
-    """``text`` with names of C++ as in its source; as it is without binutils."""
+    """``text`` with demangled C++ names; unchanged without binutils."""
     from op_builder.toolchains.compiler_probe import demangled
 
     names = demangled(sorted(set(re.findall(r"\b_Z\w+", text))))

@@ -97,7 +97,7 @@ def _wheel(path: Path) -> ExtensionFile:
 
 
 def _cpu_of(manifest: bytes) -> str:
-    """For which CPU an op of this library was compiled, by its manifest; empty if it runs on any."""
+    """The CPU that an op of this library was compiled for, by its manifest; empty if it runs on any."""
     try:
         return str(json.loads(manifest)["key_parts"].get("cpu", ""))
     except (ValueError, LookupError, TypeError, AttributeError):  # another program's manifest
@@ -162,12 +162,14 @@ def judge_tags(file: ExtensionFile, accepted: Iterable[Tag]) -> Verdict | None:
     if file.tags is None:
         return None
     text = "-".join(file.path.stem.split("-")[-3:])
-    false = next((reason for binary in file.binaries for tag in file.tags if (reason := _untrue(binary, tag))), "")
-    problem = "" if false or not file.tags.isdisjoint(accepted) else "pip rejects this tag here"
-    return Verdict("tag", text, false or "fits its libraries", false or problem)
+    mismatch = next(
+        (reason for binary in file.binaries for tag in file.tags if (reason := _tag_mismatch(binary, tag))), ""
+    )
+    problem = "" if mismatch or not file.tags.isdisjoint(accepted) else "pip rejects this tag here"
+    return Verdict("tag", text, mismatch or "fits its libraries", mismatch or problem)
 
 
-def _untrue(binary: Binary, tag: Tag) -> str:
+def _tag_mismatch(binary: Binary, tag: Tag) -> str:
     for old, new in _LEGACY.items():
         tag = Tag(tag.interpreter, tag.abi, tag.platform.replace(f"{old}_", f"{new}_"))
     claimed = re.match(r"manylinux_(\d+)_(\d+)_", tag.platform)

@@ -170,7 +170,7 @@ def sycl_facts(cache: Cache) -> dict[str, Any]:
 
 
 def _xpu_devices() -> list[SyclDevice]:
-    """torch's. This project has never run it on such hardware."""
+    """The devices that torch lists. Never run on such hardware by this project."""
     if torch_install().xpu is None:
         return []
     import torch

@@ -58,15 +58,15 @@ def load_with(file: ExtensionFile, release: str, find_links: str | None) -> dict
 
 
 def _environment(directory: Path, release: str, find_links: str | None) -> str:
-    in_it = str(directory / "bin" / "python")
+    interpreter = str(directory / "bin" / "python")
     source = ["--find-links", find_links] if find_links else ["--extra-index-url", _INDEX]
     wanted = ["--quiet", *source, f"torch=={release}+cpu"]
     if uv := _uv():
         make = [uv, "venv", "--quiet", "--python", python(), str(directory)]
-        install = [uv, "pip", "install", "--python", in_it, *wanted]
+        install = [uv, "pip", "install", "--python", interpreter, *wanted]
     else:
         make = isolated_command("import sys, venv\nvenv.create(sys.argv[1], with_pip=True)", str(directory))
-        install = [in_it, "-m", "pip", "install", "--no-cache-dir", *wanted]
+        install = [interpreter, "-m", "pip", "install", "--no-cache-dir", *wanted]
     for command in (make, install):
         try:
             done = run(command, timeout_s=_TIMEOUT_S)
@@ -77,7 +77,7 @@ def _environment(directory: Path, release: str, find_links: str | None) -> str:
                 f"An environment with torch {release}+cpu cannot be made: {done.errors.strip() or done.output.strip()}",
                 "Name a directory or page with this build by --find-links.",
             )
-    return in_it
+    return interpreter
 
 
 def _uv() -> str | None:

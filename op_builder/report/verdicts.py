@@ -19,7 +19,7 @@ _TORCH = re.compile(r"_Z(?:T[A-Z]|GV|GR)?N[KVRO]*(?:2at|3c10|5torch|6caffe2)|_Z\
 _STANDARD_CXX = re.compile(r"_Z(?:T[A-Z]|GV)?(?:N[KVRO]*)?S[tabsiod]")  # libstdc++'s; torch exports copies of some
 _PYTHON = re.compile(r"_?Py[A-Z_]")
 _OLD_ABI = re.compile(r"Ss\w{0,3}$|ERKSs")  # std::string as compiled with _GLIBCXX_USE_CXX11_ABI=0
-_BRINGS = {
+_LOADED_WITH = {
     "libtorch_cpu.so": LIBRARIES[:2],
     "libtorch.so": (*LIBRARIES[:2], *LIBRARIES[3:]),
     "libtorch_python.so": LIBRARIES,
@@ -31,13 +31,13 @@ NAME_TAG = re.compile(r"\.(?:cpython-(\d)(\d+)(t?)\b[^.]*|(abi3))\.so$")
 
 
 class Binary(NamedTuple):
-    """A shared library and what stands next to it.
+    """A shared library and the libraries next to it.
 
     Attributes:
         name: the file's name, in a wheel its path.
         elf: what the dynamic loader reads, of its siblings, too.
         siblings: names of the libraries next to it, or in its wheel, that are loaded with it.
-        preloaded: those of them for which it does not look there. ``given``: the symbols that all define.
+        preloaded: those that its search path does not reach. ``given``: the symbols that they define.
         python: for which CPython it was compiled by the wheel's tag: ``3.11``, ``3.10+`` (abi3), or empty.
         cpu: the digest of the only CPU that it was compiled for, by the manifest of an op of this library, or empty.
     """
@@ -141,10 +141,10 @@ def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machin
 
 
 def _unnamed(names: set[str], needed: Sequence[str], known: KnownSymbols) -> set[str]:
-    """Symbols of torch's libraries that ``needed`` neither holds nor brings; ``import torch`` does not offer them."""
+    """Symbols of torch's libraries that ``needed`` neither holds nor loads; ``import torch`` opens them locally."""
     if not all(_SYSTEM.match(name) or _TORCH_LIBRARY.match(name) for name in needed):
-        return set()  # the others may bring them
-    reached = {name for library in needed for name in _BRINGS.get(library, (library,))}
+        return set()  # the others may load them
+    reached = {name for library in needed for name in _LOADED_WITH.get(library, (library,))}
     return {name for name in names if known.libraries(name) and known.libraries(name).isdisjoint(reached)}
 
 
@@ -214,7 +214,7 @@ def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine)
 
 
 def needed_glibc(elf: Elf) -> tuple[tuple[int, ...], str]:
-    """The oldest glibc of systems on which the file finds glibc's and libstdc++'s symbols, and the one that decides."""
+    """The oldest glibc of systems with the file's symbols of glibc and libstdc++, and the symbol that decides."""
     glibc, glibcxx, cxxabi = (_newest(elf, family) for family in ("GLIBC", "GLIBCXX", "CXXABI"))
     return max((numbers(glibc[0]), glibc[1]), (glibc_of_cxx(glibcxx[0], cxxabi[0]), glibcxx[1] or cxxabi[1]))
 
@@ -278,8 +278,8 @@ def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -
             reasons.append(f"new in {short(release)}: {_some(lacking[before])}")
         if lacking[release] and not lacking[before]:
             reasons.append(f"not in {short(release)}: {_some(lacking[release])}")
-    all_of_them = f"each has {_some(names)}" if names else "it uses none of their symbols"
-    return _span(fitting, releases), "; ".join(reasons) or all_of_them
+    shared = f"each has {_some(names)}" if names else "it uses none of their symbols"
+    return _span(fitting, releases), "; ".join(reasons) or shared
 
 
 def _span(fitting: Sequence[str], releases: Sequence[str]) -> str:

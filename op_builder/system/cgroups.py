@@ -1,6 +1,6 @@
 """The control groups (Linux, version 1, 2 or both) that this process runs in.
 
-All files are read below :class:`HostFiles`, so a test hands in a tree of its own.
+All files are read below :class:`HostFiles`, so tests can pass a tree of their own.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Elf(NamedTuple):
         defined: names of defined symbols.
         undefined: names that must be found, with their version: ``memcpy@GLIBC_2.14``.
         optional: those that may be missing (weak).
-        versions: of symbols of libraries, all that it needs: ``GLIBC_2.14``.
+        versions: all symbol versions that it needs of libraries: ``GLIBC_2.14``.
         isa: the x86-64 level that the file is marked with, such as ``x86-64-v3``; empty without a mark.
     """
 
@@ -106,7 +106,7 @@ def dynamic_symbols(path: Path) -> tuple[set[str], set[str]]:
 
 
 def library_index(path: Path) -> tuple[frozenset[str], Callable[[str], bool]]:
-    """The libraries that one needs, and a function that looks up a symbol without reading the others.
+    """The libraries that a library needs, and a function that looks up one of its symbols without reading the others.
 
     Raises:
         OSError, ValueError: as for :func:`dynamic_symbols`.

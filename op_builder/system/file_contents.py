@@ -72,7 +72,7 @@ def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
 
 
 def content_sha256(path: str, *, through_links: bool = True, most_bytes: int = sys.maxsize) -> str:
-    """SHA-256 of a file's content, read now whatever its status.
+    """SHA-256 of a file's content, read now regardless of its status.
 
     Raises:
         OSError: it cannot be read, is no regular file, or has more than ``most_bytes``.
@@ -98,7 +98,7 @@ def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
 
 
 def replace_text(path: Path, text: str, *, prefix: str) -> None:
-    """Replace a file by one that everybody may read, in one step.
+    """Replace a file atomically by one that everybody may read.
 
     Args:
         prefix: of the temporary file's name, which a killed process leaves behind.

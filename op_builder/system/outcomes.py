@@ -1,6 +1,6 @@
 """The outcome of a check: it holds, or it does not, with a reason and a remedy.
 
-Apart from the checks themselves, because a warm load may create one and must not import the compiler's modules.
+A module of its own, because a warm load may create an outcome and must not import modules of compilers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running tools: compilers and their like, with a time limit and honest errors."""
+"""Run compilers and other tools, with a time limit and errors that give the cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Finished(NamedTuple):
 
     @property
     def last_line(self) -> str:
-        """The last line of the output, which is the answer of a compiler behind a wrapper that prints, too."""
+        """The last line of the output, which is the compiler's even if a wrapper prints, too."""
         return (self.output.strip().splitlines() or [""])[-1].strip()
 
     @property
@@ -41,7 +41,7 @@ def run(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Run ``command`` to its end; what it leaves running in the background is not waited for.
+    """Run ``command`` to its end, without waiting for processes that it leaves in the background.
 
     Raises:
         ToolchainError: it cannot be started, or runs longer than ``timeout_s`` seconds.
@@ -77,7 +77,7 @@ def run(
 
 
 def require_exit_codes() -> None:
-    """Check that this process learns how its children end.
+    """Check that this process can get the exit codes of its children.
 
     Raises:
         ToolchainError: it ignores SIGCHLD, so that the system drops exit codes and a failed compiler looks successful.
@@ -91,7 +91,7 @@ def require_exit_codes() -> None:
 
 def _scratch() -> IO[bytes]:
     """A file for a tool's output. Not a pipe: a server that the tool starts, and that lives on, would keep it open."""
-    if hasattr(os, "memfd_create"):  # needs no place on a disk, which may be full
+    if hasattr(os, "memfd_create"):  # needs no disk space
         return os.fdopen(os.memfd_create("output"), "w+b")
     return tempfile.TemporaryFile()
 
@@ -102,7 +102,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     Raises:
         subprocess.TimeoutExpired: its time is up.
     """
-    # Popen.wait() with a timeout looks only every 50 ms; a thread can be waited for without looking.
+    # Popen.wait() with a timeout polls only every 50 ms; joining a thread does not poll.
     waiter = threading.Thread(target=process.wait, daemon=True)
     waiter.start()
     try:

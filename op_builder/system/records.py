@@ -77,17 +77,17 @@ def open_file(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a named pipe would wait
 
 
-def read_text(path: Path, opened: Callable[[Path], int] = open_file) -> str:
+def read_text(path: Path, opener: Callable[[Path], int] = open_file) -> str:
     """The text of a record's file.
 
     Args:
-        opened: opens it; may raise an OSError for a file that is not trusted.
+        opener: opens it; may raise an OSError for a file that is not trusted.
 
     Raises:
         OSError: it cannot be read.
         RecordError: it is not a regular file, too large, or not ASCII.
     """
-    descriptor = opened(path)
+    descriptor = opener(path)
     with open(descriptor, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise RecordError("it is not a file")
@@ -165,7 +165,7 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def is_small(value: Any) -> bool:
+def is_int32(value: Any) -> bool:
     """A number of 32 bits, with a sign."""
     return type(value) is int and -(1 << 31) <= value < 1 << 31
 

@@ -1,7 +1,7 @@
-"""Which engines of ``async_io`` the system grants to this process.
+"""Which engines of ``async_io`` this process can use.
 
-Each makes its system calls with nothing to do, as sandboxes and system settings refuse some of them. The op need not be
-built for that; it transfers a byte when a handle is made.
+Sandboxes and system settings may refuse an engine's system calls, so they are called here with nothing to do. That
+needs no built op. The op itself transfers a byte when a handle is made.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def forced_engine_check() -> CheckOutcome:
     return Failed("storage engine", f"{env.ACCEL_AIO_ENGINE.name}={name}: {reason}.", _REMEDY)
 
 
-def refused(name: str, reason: str) -> IncompatibleOpError:
+def unusable_engine(name: str, reason: str) -> IncompatibleOpError:
     """The error for a selected engine that does not work."""
     return IncompatibleOpError(f"The storage engine {name} cannot be used: {reason}.", _REMEDY)
 
@@ -111,7 +111,7 @@ _SYSTEM_CALLS = {
     "ppc64le": (227, 228, 230, 229),
     "s390x": (243, 244, 246, 245),
 }
-_CURRENT_POSITION = 1 << 3  # the feature that came with the commands in use, in Linux 5.6
+_CURRENT_POSITION = 1 << 3  # a feature of Linux 5.6, as are the commands in use
 
 
 def _io_uring_errno() -> int:

@@ -10,7 +10,7 @@ class Target(NamedTuple):
     """A platform to build for, with the oldest system on which the binaries run.
 
     Attributes:
-        name: that of a wheel's tag without versions: ``linux_aarch64``.
+        name: a wheel's platform tag without versions: ``linux_aarch64``.
         platform: how manifests name it: ``linux aarch64``.
         triple: its name for ziglang's clang, with the oldest system on which the binaries run.
     """

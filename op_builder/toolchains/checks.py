@@ -57,7 +57,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
         import sysconfig
 
         include = sysconfig.get_paths()["include"]
-        if not Path(include, "Python.h").exists():  # to compile it takes longer than everything else here
+        if not Path(include, "Python.h").exists():  # compiling it takes longer than the rest
             flags.append(f"-I{include}")
             headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"

@@ -1,4 +1,4 @@
-"""Questions to a C++ compiler and its linker, each answered by running them.
+"""Query a C++ compiler and its linker by running them.
 
 A module of its own because a warm load has the answers in the memo.
 """
@@ -34,10 +34,10 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     Raises:
         ToolchainError: it does not answer.
     """
-    # zig compiles for a glibc or macOS that its target names, and answers only without it.
-    asked = [_OLDEST_SYSTEM.sub(r"\1", word) for word in command]
-    version = run([*asked, "--version"])
-    target = run([*asked, "-dumpmachine"])
+    # zig's target may name a version of glibc or macOS; zig answers only without it.
+    query = [_OLDEST_SYSTEM.sub(r"\1", word) for word in command]
+    version = run([*query, "--version"])
+    target = run([*query, "-dumpmachine"])
     if not version.ok or not target.ok:
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
@@ -45,11 +45,11 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
             + (f"; it printed: {answer[0]}" if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
-    proper = "clang" if "clang" in version.output else "cc1plus"
-    behind = run([*asked, f"-print-prog-name={proper}"]).last_line
-    files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
-    if os.path.isabs(behind):
-        files.append(os.path.realpath(behind))
+    backend = "clang" if "clang" in version.output else "cc1plus"
+    backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
+    files = [found for program in programs for found in (os.path.realpath(program), *script_files(program))]
+    if os.path.isabs(backend_path):
+        files.append(os.path.realpath(backend_path))
     macros = predefined_macros(command)
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
     line = version_line(version.output.strip() or version.errors.strip(), macros)
@@ -68,8 +68,8 @@ def version_line(answer: str, macros: str) -> str:
     """
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     number = _VERSION_MACRO.search(macros)
-    proper = [line for line in lines if number is not None and number[1] in line]
-    return proper[0] if proper else " ".join([*lines, *(number.groups() if number is not None else ())])
+    matching = [line for line in lines if number is not None and number[1] in line]
+    return matching[0] if matching else " ".join([*lines, *(number.groups() if number is not None else ())])
 
 
 def binutil(name: str, command: tuple[str, ...]) -> str:
@@ -86,14 +86,14 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
 
 
 def can_list_symbols(command: tuple[str, ...]) -> bool:
-    """Whether ``nm``, or the package pyelftools where there is none, can list the symbols of a new binary."""
+    """Whether ``nm``, or without one the package pyelftools, can list the symbols of a new binary."""
     try:
         return run([binutil("nm", command), "--version"]).ok
     except ToolchainError:
         return importlib.util.find_spec("elftools") is not None
 
 
-def run_by_script(path: str) -> list[str]:
+def script_files(path: str) -> list[str]:
     """The files that a wrapper script names, as it names them, so that a switched link is noticed; else nothing."""
     try:
         with open(path, "rb") as file:

@@ -20,7 +20,7 @@ from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.system.process import run
 from op_builder.system.records import Memo, Schema, is_count, is_text, list_of
 from op_builder.system.torch_install import parse_release, torch_install
-from op_builder.toolchains.compiler_probe import run_by_script
+from op_builder.toolchains.compiler_probe import script_files
 
 _are_counts = list_of(is_count)
 _ANSWER: Schema = {
@@ -70,7 +70,7 @@ class CudaToolkit:
 def find_cuda(memo: Memo) -> CudaToolkit:
     """The toolkit of ``$CUDA_HOME`` or ``$CUDA_PATH``, of nvcc on PATH or in /usr/local/cuda, or of NVIDIA's wheels.
 
-    The wheels' toolkit takes the place of one found on the system if it alone has the CUDA version of torch.
+    The wheels' toolkit is preferred to one found on the system if it alone has torch's CUDA version.
 
     Raises:
         MissingCUDAException: there is no nvcc in any of them.
@@ -85,13 +85,13 @@ def find_cuda(memo: Memo) -> CudaToolkit:
     wanted = 0 if built is None else parse_release(built)[0]
     if toolkit is not None and wanted in (0, toolkit.version[0]):
         return toolkit
-    of_wheels = _nvccs_of_wheels()
-    if wanted in of_wheels:
-        return _toolkit(of_wheels[wanted], memo)
+    wheel_nvccs = _wheel_nvccs()
+    if wanted in wheel_nvccs:
+        return _toolkit(wheel_nvccs[wanted], memo)
     if toolkit is not None:
         return toolkit
-    if of_wheels:
-        return _toolkit(of_wheels[max(of_wheels)], memo)
+    if wheel_nvccs:
+        return _toolkit(wheel_nvccs[max(wheel_nvccs)], memo)
     if 0 < wanted < 13:
         remedy = f"Install the CUDA toolkit {built} and set CUDA_HOME to it. NVIDIA's wheels have nvcc since CUDA 13."
     else:
@@ -107,7 +107,7 @@ def find_cuda(memo: Memo) -> CudaToolkit:
     )
 
 
-def _nvccs_of_wheels() -> dict[int, str]:
+def _wheel_nvccs() -> dict[int, str]:
     """The nvcc of each CUDA major version that NVIDIA's wheels have installed, such as ``nvidia/cu13/bin/nvcc``."""
     found: dict[int, str] = {}
     for directory in filter(None, sys.path):
@@ -128,9 +128,9 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         dry = run([nvcc, "--dryrun", "probe.cu"])
         top = re.search(r"^#\$ TOP=(.+)$", dry.errors + dry.output, re.MULTILINE)
         home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
-        proper = os.path.realpath(Path(home) / "bin" / "nvcc")
+        real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
         fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3]}
-        return fact, [os.path.realpath(nvcc), proper, *run_by_script(nvcc)]
+        return fact, [os.path.realpath(nvcc), real_nvcc, *script_files(nvcc)]
 
     fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute)
     major, minor = fact["version"]

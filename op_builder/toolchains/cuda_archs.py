@@ -1,4 +1,4 @@
-"""CUDA architectures: what ``TORCH_CUDA_ARCH_LIST`` means, and the ``-gencode`` flags of it.
+"""CUDA architectures: what ``TORCH_CUDA_ARCH_LIST`` means, and its ``-gencode`` flags.
 
 The meaning is torch's: entries separated by semicolons or spaces, numbers like ``8.0`` or
 ``9.0a``, names like ``Ampere``, and ``+PTX`` for code that later devices can compile. ``native``
@@ -32,7 +32,7 @@ _NAMED = {
 }
 _ENTRY = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
-# The oldest architecture nvcc compiles for, by its major version, and the newest, since which version of it.
+# The oldest architecture that nvcc compiles for, by its major version, and the newest, by its first version.
 _OLDEST = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 _NEWEST_SINCE_CUDA = {
     (11, 0): (8, 0),
@@ -85,8 +85,8 @@ def default_archs(cuda_version: tuple[int, int]) -> list[str]:
 
 def _newest(cuda_version: tuple[int, int]) -> tuple[int, int]:
     known = [newest for since, newest in _NEWEST_SINCE_CUDA.items() if cuda_version >= since]
-    of_the_future = cuda_version[0] > max(_OLDEST)  # it may support any
-    return known[-1] if known and not of_the_future else (99, 0)
+    is_unknown = cuda_version[0] > max(_OLDEST)  # it may support any
+    return known[-1] if known and not is_unknown else (99, 0)
 
 
 def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int, int]]) -> list[str]:
@@ -98,9 +98,9 @@ def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int
         cuda_version: of the toolkit.
         capabilities: compute capabilities of the visible devices.
     """
-    asked = env.TORCH_CUDA_ARCH_LIST.get()
-    if asked is not None and asked.strip().lower() != "native":
-        archs = parse_arch_list(asked)
+    listed = env.TORCH_CUDA_ARCH_LIST.get()
+    if listed is not None and listed.strip().lower() != "native":
+        archs = parse_arch_list(listed)
         if archs:
             return archs
     visible = sorted({min(capability, _newest(cuda_version)) for capability in capabilities})

@@ -19,10 +19,10 @@ _DIAGNOSTICS = tuple(
             r"^[^\s:][^:]*:\d+(?::\d+)?: (?:(?:fatal |internal compiler |[Ff]atal )?error|Error): .+",
             # nvcc: file(line): error: ...; with a number between in some versions
             r"^\S.*?\(\d+\): (?:catastrophic |internal )?error\b.*: .+",
-            # a program of its own accord: g++: fatal error: ..., nvcc fatal   : ..., ld.lld: error: ...
+            # a program, without a source line: g++: fatal error: ..., nvcc fatal   : ..., ld.lld: error: ...
             r"^(?:[^\s:]+(?: /\S+, line \d+;)?:? )?"
             r"(?:fatal error|error|fatal|Fatal error|internal compiler error)\s*: .+",
-            # ld.bfd, which calls nothing an error
+            # ld.bfd, which does not print "error"
             r"^.+: (?:undefined reference to|multiple definition of) .+",
             r"^\S*\bld(?:\.\w+)?:(?!.*(?:\bwarning:|\b(?i:note):|skipping incompatible|: in function )).+",
             # the machine's limits, reported by any program; an indented line is quoted source
@@ -55,7 +55,7 @@ _REQUIRED = re.compile(r"^(\S.*?:\d+(?::\d+)?):\s+(?:recursively )?required (?:f
 _CONTEXT = re.compile(r"^\S[^:]*: (?:In|At) .*:$|^\S.*:\s+\[ ?skipping |^\s*\d* \| ")
 _NEXT = re.compile(r"^(?:In file included from|\S[^:]*: (?:In|At) .*:$|.*(?::|\)): warning\b|\d+ errors? )")
 
-# Lines after it that name the way to it; of several, the last is nearest to the author.
+# Lines after it that show what led to it; of several, the last is nearest to the author's code.
 _MACRO = re.compile(r"^(\S.*?:\d+(?::\d+)?): note: in expansion of macro ")
 _CLANG_TEMPLATE = re.compile(r"^(\S.*?:\d+(?::\d+)?): note: .*(?:instantiation of|while ).*\bhere$")
 _NVCC_TEMPLATE = re.compile(r"^\s+.* at line (\d+)(?: of (.+))?$")
@@ -73,7 +73,7 @@ class Diagnosis:
             led to it, where the compiler names one.
         command: the command that failed, empty if there was none.
         remedy: what to do, empty if nothing is known.
-        disk_full: whether it failed for want of disk space.
+        disk_full: whether it failed because a disk was full.
         shortage: whether every failed command lacked memory, processes or disk space: fewer at a time may succeed.
     """
 
@@ -99,13 +99,13 @@ def diagnose(log: str) -> Diagnosis:
     steps = list(_failed_steps(lines)) or [_Step("ninja" if _NINJAS_OWN.search(log) else "", "", lines)]
     disk_full = _DISK_FULL.search(log) is not None
     shortage = all(map(_is_shortage, steps))
-    for step in steps:  # several may have failed, and not all with a word
+    for step in steps:  # several may have failed, some without a message
         for index, line in enumerate(step.output):
             if _is_diagnostic(line):
                 notes = [note for note in _followers(step.output, index) if "note: " in note]
                 remedy = compile_remedy("\n".join([line, *notes]), step.command)
-                way = _way_to(step.output, index)
-                diagnostic = line.strip() + (f"\n    {way}" if way else "")
+                origin = _origin(step.output, index)
+                diagnostic = line.strip() + (f"\n    {origin}" if origin else "")
                 return Diagnosis(diagnostic, step.command, remedy, disk_full, shortage)
     words = _last_words(steps[0])
     return Diagnosis(words, steps[0].command, compile_remedy(words, steps[0].command), disk_full, shortage)
@@ -146,7 +146,7 @@ def _followers(lines: list[str], index: int) -> Iterator[str]:
         yield line
 
 
-def _way_to(lines: list[str], index: int) -> str:
+def _origin(lines: list[str], index: int) -> str:
     """How the author's code led to the diagnostic: by a template, a macro, an include or a call."""
     before: list[str] = []
     for line in reversed(lines[:index]):
@@ -169,7 +169,7 @@ def _way_to(lines: list[str], index: int) -> str:
         return f"in a macro used at {macros[-1]}"
     included = [found[1] for line in before if (found := _INCLUDED.match(line))]
     if included:
-        # gcc begins at the header and goes outwards in one sentence; clang comes from outside, in one each.
+        # gcc lists the files from the header outwards, in one sentence; clang inwards, in a sentence each.
         sentences = sum(line.startswith("In file") for line in before)
         return f"included from {included[0 if sentences > 1 else -1]}"
     function = _IN_FUNCTION.search(lines[index - 1]) if index else None

@@ -125,14 +125,14 @@ def expand_response_files(flags: Iterable[str]) -> list[str]:
 
 
 def named_files(flags: Iterable[str]) -> list[str]:
-    """The existing files that flags name by absolute paths, and what a nested response file names.
+    """The existing files that flags name by absolute paths, also in a nested response file.
 
     No depfile lists them: plugins, specs, profiles, ``-Wl,@file``. Values of ``-D`` and directories do not count.
     """
     found: dict[str, None] = {}
     skipped = (*DIRECTORY_FLAGS, "-D", "-U")
     words = [word for flag, _, words in grouped_flags(flags) if flag not in skipped for word in words]
-    for word in words:  # which grows
+    for word in words:  # which the loop extends
         if "/" not in word:
             continue
         for piece in re.split("[,=]", word):

@@ -23,14 +23,14 @@ _BYTES_PER_JOB = {
 _CUDA_BYTES_PER_JOB = 1500 << 20
 _MARGIN = 1.15  # an edit may make a file larger
 _HOST = HostFiles()
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 def job_count(plan: BuildPlan, files: HostFiles = _HOST, *, measured_bytes: int = 0) -> int:
     """Compiler jobs for ``plan`` alone: at most those allowed, and at most one per file.
 
     Args:
-        measured_bytes: what a compiler took in an earlier build; 0 if unknown.
+        measured_bytes: the largest compiler's memory in an earlier build; 0 if unknown.
     """
     return max(1, min(allowed_jobs([job_bytes(plan, measured_bytes)], files), len(plan.sources)))
 
@@ -42,15 +42,15 @@ def allowed_jobs(needs_bytes: Iterable[int], files: HostFiles = _HOST) -> int:
     Args:
         needs_bytes: memory of a job of each plan; the largest decides.
     """
-    asked = env.ACCEL_MAX_JOBS.get() or env.MAX_JOBS.get()
-    if asked is not None:
-        return asked
+    requested = env.ACCEL_MAX_JOBS.get() or env.MAX_JOBS.get()
+    if requested is not None:
+        return requested
     per_job = max(needs_bytes, default=_BYTES_PER_JOB[Binding.STABLE])
     return max(1, min(available_cores(files), available_memory_bytes(files) // per_job))
 
 
 def job_bytes(plan: BuildPlan, measured_bytes: int = 0) -> int:
-    """Memory to reckon with for a compiler job of ``plan``: as measured, else typical for its binding."""
+    """Memory to assume for a compiler job of ``plan``: as measured, else typical for its binding."""
     if measured_bytes:
         return int(measured_bytes * _MARGIN)
     per_job = _BYTES_PER_JOB[plan.binding]
@@ -67,19 +67,19 @@ class JobBudget:
 
     @contextmanager
     def take(self, wanted: int, cancel: threading.Event) -> Iterator[int]:
-        """Wait for jobs, and give them back at the end: ``wanted``, or what is free of them.
+        """Wait for at least half of ``wanted`` jobs, take up to ``wanted``, and give them back at the end.
 
         Raises:
-            BuildCancelled: ``cancel`` was set before any was free.
+            BuildCancelled: ``cancel`` was set before enough were free.
         """
         wanted = max(1, min(wanted, self._total))
-        # Less than half is not worth beginning with: a build cannot take more later.
+        # With fewer, waiting is better: a build cannot take more later.
         enough = (wanted + 1) // 2
         with self._changed:
             while self._free < enough:
                 if cancel.is_set():
                     raise BuildCancelled("The build was cancelled before it began.")
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
             taken = min(wanted, self._free)
             self._free -= taken
         try:

@@ -1,4 +1,4 @@
-"""oneCCL: where it is, whether it can be compiled against and opened, and opening it.
+"""Find oneCCL, check that it can be compiled against and opened, and open it.
 
 It is looked for in ``CCL_ROOT``, else where PyPI's wheels put it, else in the system. Its library needs others of the
 same directory, which no search path has; they are opened by their paths, first.
@@ -69,14 +69,14 @@ class OneCCL:
 
 
 def find_oneccl() -> OneCCL | None:
-    """The oneCCL of this machine: that of ``CCL_ROOT`` and no other, else the first there is."""
+    """The oneCCL of this machine: only that of ``CCL_ROOT`` if it is set, else the first one found."""
     named = env.CCL_ROOT.get()
     prefixes = [named] if named is not None else [*wheel_prefixes(), *_SYSTEM_PREFIXES]
     return next((found for found in map(oneccl_in, prefixes) if found is not None), None)
 
 
 def oneccl_in(prefix: Path) -> OneCCL | None:
-    """The oneCCL of a prefix, None where it has no library of it."""
+    """The oneCCL of a prefix; None without its library."""
     candidates = (prefix / directory / "libccl.so" for directory in _LIBRARY_DIRS)
     # Path.exists() raises where a directory may not be read.
     library = next((path for path in candidates if os.path.exists(path)), None)
@@ -150,7 +150,7 @@ def load_check(memo: Memo) -> CheckOutcome:
 
 def oneccl_variables(library: Path) -> dict[str, str]:
     """The values of the variables that oneCCL reads; those that the user has set are kept."""
-    # The other transport, mpi, wants ranks that mpirun started; oneCCL warns of each variable that is set.
+    # The other transport, mpi, needs ranks that mpirun started; oneCCL warns of each variable that is set.
     wanted = {env.CCL_ATL_TRANSPORT: "ofi", env.CCL_LOG_LEVEL: "error"}
     fabric = library.parent / "libfabric.so.1"
     if fabric.exists():
@@ -161,10 +161,10 @@ def oneccl_variables(library: Path) -> dict[str, str]:
 
 
 def open_oneccl(library: Path, kernels: Callable[[], Path | None] = lambda: None) -> None:
-    """Open oneCCL's library in this process, and before it what it names and no search path has.
+    """Open oneCCL's library in this process, after the libraries that it needs and no search path has.
 
     Args:
-        kernels: finds the directory where a SYCL runtime that has to be opened is to keep what it compiles.
+        kernels: finds the directory for compiled kernels of a SYCL runtime that has to be opened.
 
     Raises:
         LoadError: it cannot be opened; the message names what is missing.

@@ -1,7 +1,7 @@
 """clang of the Python package ziglang: its command, and ``accel-cc`` and ``accel-c++``, which run it.
 
-Programs such as Inductor and Triton take a compiler's name from ``CC`` and ``CXX`` as one word. The scripts start in
-the time of Python itself: nothing here imports torch.
+Programs such as Inductor and Triton take a compiler's name from ``CC`` and ``CXX`` as one word. The scripts start as
+fast as Python itself: nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def strip_flags(system: str) -> list[str]:
 
 
 def small_library(system: str, *, keeps_debug: bool) -> list[str]:
-    """Arguments with which a library for ``system`` is linked without what it needs of libc++ for debugging alone."""
+    """Linker arguments that leave the debugging parts of libc++ out of a library for ``system``."""
     from op_builder.paths import native_root  # 5 ms
 
     demangler = ["-x", "c", str(native_root() / "csrc" / "libcxx" / "demangle.c"), "-x", "none"]

@@ -1,4 +1,4 @@
-"""Questions to the machine that builders ask: does this function link, which ROCm is this."""
+"""Probes that builders run: whether a function links, and which ROCm is installed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _PACKAGES = {
     "libzstd-dev": ("zstd.h", "zstd"),
     "zlib1g-dev": ("zlib.h", "z"),
 }
-_OF_CUDA = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|nvrtc|nvToolsExt|cub/)[\w./]*")
+_CUDA_NAME = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|nvrtc|nvToolsExt|cub/)[\w./]*")
 _NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torch)\.h")
 _STABLE_BINDING = "-DTORCH_TARGET_VERSION="
 _SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
@@ -63,7 +63,7 @@ def _missing_file(found: re.Match[str], command: str) -> str:
         return f"Ops of Binding.STABLE cannot use {name}: omit it, or declare BINDING = Binding.TORCH."
     if name == "Python.h":
         return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
-    if _OF_CUDA.fullmatch(name):
+    if _CUDA_NAME.fullmatch(name):
         return (
             f"{name} is the CUDA toolkit's, whose headers are used only for ops with a .cu source: install the "
             "toolkit, or add its directory to the include directories."
@@ -77,7 +77,7 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
     name = found[1]
     if name in ("torch_cuda", "c10_cuda"):
         return f"lib{name} comes with a CUDA build of torch: install one."
-    if _OF_CUDA.fullmatch(name):
+    if _CUDA_NAME.fullmatch(name):
         return f"lib{name} is the CUDA toolkit's: install that part of it, or name its directory with -L."
     package = next((package for package, (_, library) in _PACKAGES.items() if library == name), "")
     hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""

@@ -64,7 +64,7 @@ class SyclFacts:
         runtime: the SYCL runtime with its headers, for the kernels that it compiles.
         ahead_runtime: the runtime that icpx links programs with.
         has_kernel_texts: whether the op's kernels are texts apart from its host code.
-        asked: the toolchain that the user selected.
+        requested: the toolchain that the user selected.
     """
 
     torch_xpu: str | None
@@ -72,7 +72,7 @@ class SyclFacts:
     has_ipex: bool
     runtime: SyclRuntime | None
     has_kernel_texts: bool
-    asked: str | None = None
+    requested: str | None = None
     ahead_runtime: SyclRuntime | None = None
 
 
@@ -82,10 +82,10 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
     Raises:
         EnvironmentValueError: ACCEL_SYCL_TOOLCHAIN names no toolchain.
     """
-    asked = env.ACCEL_SYCL_TOOLCHAIN.get()
+    requested = env.ACCEL_SYCL_TOOLCHAIN.get()
     names = [toolchain.value for toolchain in SyclToolchain]
-    if asked is not None and asked not in names:
-        raise EnvironmentValueError(env.ACCEL_SYCL_TOOLCHAIN.name, asked, f"one of {', '.join(names)}")
+    if requested is not None and requested not in names:
+        raise EnvironmentValueError(env.ACCEL_SYCL_TOOLCHAIN.name, requested, f"one of {', '.join(names)}")
     icpx = shutil.which("icpx")
     return SyclFacts(
         torch_xpu=torch_install().xpu,
@@ -93,7 +93,7 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
         has_ipex=importlib.util.find_spec("intel_extension_for_pytorch") is not None,
         runtime=find_runtime(),
         has_kernel_texts=has_kernel_texts,
-        asked=asked,
+        requested=requested,
         ahead_runtime=find_ahead_runtime(icpx) if icpx is not None else None,
     )
 
@@ -109,30 +109,31 @@ def choose(facts: SyclFacts) -> CheckOutcome:
     accepted = next((candidate for candidate in found if isinstance(candidate, Passed)), None)
     if accepted is not None:
         return accepted
-    nearest = facts.asked or (SyclToolchain.RTC if facts.has_kernel_texts else SyclToolchain.ICPX).value
+    nearest = facts.requested or (SyclToolchain.RTC if facts.has_kernel_texts else SyclToolchain.ICPX).value
     return next(candidate for candidate in found if candidate.name == nearest)
 
 
 _ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh."
 
 
-def _candidate(this: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
-    name = this.value
-    if facts.asked not in (None, name):
-        return Failed(name, f"ACCEL_SYCL_TOOLCHAIN={facts.asked} selects another.", "Unset it.")
-    if this is SyclToolchain.RTC:
+def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
+    name = toolchain.value
+    if facts.requested not in (None, name):
+        return Failed(name, f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it.")
+    if toolchain is SyclToolchain.RTC:
         return _run_time_compiler(facts)
-    if this is SyclToolchain.ICPX and facts.torch_xpu is None:
+    if toolchain is SyclToolchain.ICPX and facts.torch_xpu is None:
         return Failed(name, "torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
-    if this is SyclToolchain.IPEX and not facts.has_ipex:
+    if toolchain is SyclToolchain.IPEX and not facts.has_ipex:
         return Failed(name, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
     if facts.icpx is None:
         return Failed(name, "icpx is not on PATH.", _ICPX_REMEDY)
     if facts.ahead_runtime is None:
         # Not the wheels: they would be a second libsycl in the process.
         return Failed(name, f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
-    by = "by intel_extension_for_pytorch" if this is SyclToolchain.IPEX else f"torch for XPU {facts.torch_xpu}"
-    return Passed(name, f"{facts.icpx}, {by}")
+    is_ipex = toolchain is SyclToolchain.IPEX
+    detail = "by intel_extension_for_pytorch" if is_ipex else f"torch for XPU {facts.torch_xpu}"
+    return Passed(name, f"{facts.icpx}, {detail}")
 
 
 def _run_time_compiler(facts: SyclFacts) -> CheckOutcome:

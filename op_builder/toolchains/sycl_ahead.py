@@ -21,11 +21,11 @@ from op_builder.system.process import run
 from op_builder.system.records import Memo, is_text
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
-# Without hardware for double precision, these need special consideration: torch leaves them out, too.
+# These lack hardware for double precision; torch leaves them out, too.
 _LEFT_OUT = "dg2"
 
 EXACT_FLAGS = ("-fp-model=precise", "-no-ftz")
-"""What keeps icpx, whose default is ``-fp-model=fast`` with denormals flushed, to the arithmetic that is written."""
+"""Flags that make icpx compute as written; its default is ``-fp-model=fast`` with denormals flushed."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def find_icpx(memo: Memo) -> SyclCompiler:
 
     def compute() -> tuple[dict[str, Any], list[str]]:
         # A warm load has the answer in the memo.
-        from op_builder.toolchains.compiler_probe import predefined_macros, run_by_script, version_line
+        from op_builder.toolchains.compiler_probe import predefined_macros, script_files, version_line
 
         answer = run([found, "--version"])
         if not answer.ok or not answer.output.strip():
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
-        return {"version": version_line(answer.output, predefined_macros((found,)))}, [path, *run_by_script(found)]
+        return {"version": version_line(answer.output, predefined_macros((found,)))}, [path, *script_files(found)]
 
     return SyclCompiler(path, memo.get(f"icpx {path}", {"version": is_text}, compute)["version"])
 
@@ -85,8 +85,8 @@ def find_icpx(memo: Memo) -> SyclCompiler:
 def target_devices() -> tuple[str, ...]:
     """Intel GPUs to compile for: ``TORCH_XPU_ARCH_LIST``, else those torch was built for, as torch chooses them."""
     if env.TORCH_XPU_ARCH_LIST.is_set():
-        asked = env.TORCH_XPU_ARCH_LIST.raw() or ""
-        return tuple(name for name in asked.split(",") if name)
+        requested = env.TORCH_XPU_ARCH_LIST.raw() or ""
+        return tuple(name for name in requested.split(",") if name)
     import torch
 
     listed: Sequence[str] = torch.xpu.get_arch_list() if torch.xpu._is_compiled() else ()
@@ -104,7 +104,7 @@ def compile_flags(devices: Sequence[str], host_compiler: str, host_flags: Sequen
         target_flag(devices),
         "-sycl-std=2020",
         f"-fsycl-host-compiler={host_compiler}",
-        # icpx takes a level of quotes away; as torch has it for releases from 2025.2 on.
+        # icpx removes a level of quotes; as torch does it for releases from 2025.2 on.
         "-fsycl-host-compiler-options=" + shlex.join(flag.replace('"', '\\"') for flag in host_flags),
     ]
 

@@ -105,8 +105,8 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
     An answer with a device and without a failure is remembered.
     """
     library = runtime.library_dir / "libOpenCL.so.1"
-    # It finds Intel's mathematics only where something has opened that; the runtime's loader does.
-    brought = sorted(runtime.library_dir.glob("libur_loader.so.*"))[:1]
+    # It finds Intel's math library only if another library has opened it; the runtime's loader does.
+    preloaded = sorted(runtime.library_dir.glob("libur_loader.so.*"))[:1]
     files = [library, *Path("/etc/OpenCL/vendors").glob("*.icd")]
     files += [path for path in (runtime.opencl_cpu, runtime.kernel_compiler) if path is not None]
     variables = runtime_variables(runtime, None)
@@ -116,7 +116,7 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
 
     def compute() -> tuple[dict[str, Any], list[str]]:
         child = run(
-            bare_command(_CHILD, compiler, *map(str, brought), str(library)),
+            bare_command(_CHILD, compiler, *map(str, preloaded), str(library)),
             timeout_s=_TIMEOUT_S,
             environment=env.child_environment(**variables),
         )
@@ -126,7 +126,7 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
         if not mark:
             raise ToolchainError(f"{library} did not answer: {last}")
         fact = {"devices": json.loads(listed), "compiler_failure": json.loads(refused) if opened else last}
-        # What is missing may be installed the next moment: only a complete answer is kept.
+        # Only a complete answer is kept: what is missing may be installed the next moment.
         is_whole = fact["devices"] and not fact["compiler_failure"]
         return fact, [str(path) for path in files] if is_whole else ["/nothing"]
 

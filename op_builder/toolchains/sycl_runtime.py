@@ -1,6 +1,6 @@
-"""The SYCL runtime: which one this process is to use, and opening it.
+"""Find and open the SYCL runtime that this process uses.
 
-One process, one ``libsycl``. An XPU build of torch has brought its own when an op is loaded; elsewhere it is that of
+A process has one ``libsycl``. An XPU build of torch has opened its own before an op is loaded; otherwise it is that of
 the PyPI wheel ``intel-sycl-rt``, opened by its path before the op's binary, which names it without one.
 """
 
@@ -88,7 +88,7 @@ def find_runtime() -> SyclRuntime | None:
     """The runtime of this environment; with an XPU build of torch, the one that torch requires."""
     of_torch = _prefixes(torch_install().root.parent)
     if torch_install().xpu is not None:
-        # One that was compiled from source has the runtime of the compiler, and no wheels.
+        # A torch that was compiled from source uses the compiler's runtime, and no wheels.
         icpx = shutil.which("icpx")
         return _first([*of_torch, *([_prefix_of(icpx)] if icpx is not None else [])])
     return _first(wheel_prefixes())
@@ -112,7 +112,7 @@ def _prefix_of(program: str) -> Path:
 
 
 def _prefixes(packages: Path) -> list[Path]:
-    """The prefix of a directory of packages, where the libraries of its wheels lie; none for a source tree."""
+    """The prefix where wheels put their libraries, by the directory of their packages; none for a source tree."""
     # <prefix>/lib/python3.x/site-packages, of Debian dist-packages
     return [packages.parents[2]] if packages.name.endswith("-packages") and len(packages.parents) > 2 else []
 
@@ -154,17 +154,17 @@ def _file(path: Path) -> Path | None:
 def runtime_variables(runtime: SyclRuntime | None, kernels: Path | None) -> dict[str, str]:
     """The values of the variables that the runtime reads; those that the user has set are kept.
 
-    What :func:`open_runtime` has set, here or in a parent process, for the cache of then, is no user's.
+    Values that :func:`open_runtime` has set, here or in a parent process, do not count as the user's.
 
     Args:
         runtime: the one that accel-ops opens; None if torch has opened its own.
-        kernels: the directory where it is to keep what it compiles; None for nowhere.
+        kernels: the directory for kernels that it compiles; None to keep none.
     """
     wanted = {env.SYCL_CACHE_PERSISTENT: "0"}
     if kernels is not None:
         wanted = {env.SYCL_CACHE_PERSISTENT: "1", env.SYCL_CACHE_DIR: str(kernels)}
     if runtime is not None and runtime.opencl_cpu is not None:
-        # The wheel's own registration of its driver names a place that only its builder has.
+        # The wheel's own registration of its driver names a path of the machine that built it.
         wanted[env.OCL_ICD_FILENAMES] = str(runtime.opencl_cpu)
     ours = _set_by_us()
     return {
@@ -182,10 +182,10 @@ def _set_by_us() -> dict[str, str]:
 
 
 def open_runtime(kernels: Path | None, soname: str) -> None:
-    """See that the process has the libsycl that a binary needs, opened by its path; at most one ever is.
+    """Open the libsycl that a binary needs by its path, unless it is open; a process has at most one.
 
     Args:
-        kernels: the directory where the runtime is to keep what it compiles; None for nowhere.
+        kernels: the directory for kernels that the runtime compiles; None to keep none.
         soname: the name the binary has for it, ``libsycl.so.9``.
 
     Raises:
@@ -223,7 +223,7 @@ def import_ipex() -> None:
     """
     try:
         importlib.import_module("intel_extension_for_pytorch")
-    except Exception as error:  # a driver that is missing may be any error
+    except Exception as error:  # a missing driver may raise anything
         raise LoadError(
             f"The op was built for intel_extension_for_pytorch, which cannot be imported: {error}.",
             "Install it, or choose another toolchain by ACCEL_SYCL_TOOLCHAIN.",

@@ -90,7 +90,7 @@ def collect_texts(
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of files and directories that are the same on every machine, and keep how they lie to one another.
+    """Names of files and directories that are the same on every machine, and keep their relative locations.
 
     Attributes:
         roots: ``{directory: prefix}``, no directory inside another.

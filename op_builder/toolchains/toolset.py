@@ -1,6 +1,6 @@
 """The tools that build a plan, identified without running them in a warm load.
 
-The identity of a compiler is its path, version and target. To find them costs a subprocess, so a memo keeps them as
+The identity of a compiler is its path, version and target. Finding them costs a subprocess, so a memo keeps them as
 long as the compiler's files are unchanged: the driver and the compiler that it starts (``cc1plus``, ``clang``), so that
 an upgrade behind a wrapper script counts, too.
 """
@@ -52,13 +52,13 @@ class Compiler(NamedTuple):
         return os.path.basename(self.path) == _ZIG
 
     @property
-    def itself(self) -> str:
-        """Its identity without the flags in ``command``."""
+    def identity_without_flags(self) -> str:
+        """Path, version and target."""
         return " | ".join([self.path, self.version, self.target])
 
     @property
     def identity(self) -> str:
-        return " | ".join(filter(None, [self.itself, self.flags_text]))
+        return " | ".join(filter(None, [self.identity_without_flags, self.flags_text]))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class Toolset(NamedTuple):
     @property
     def identities(self) -> dict[str, str]:
         """The parts of the key that identify the tools."""
-        known = {"c++ compiler": self.cxx.itself}
+        known = {"c++ compiler": self.cxx.identity_without_flags}
         if self.cxx.flags:
             known["flags in CXX"] = " ".join([self.cxx.flags_text, *contents_of(named_files(self.cxx.flags))])
         if self.cuda is not None:

@@ -120,14 +120,14 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
         if reason is None:
             engines.append(name)
         elif requested or forced:
-            raise storage_engines.refused(name, reason)
+            raise storage_engines.unusable_engine(name, reason)
         else:
             refusals[name] = reason
     return tuple(engines), refusals
 
 
 def _portable(settings: Settings) -> dict[str, Any]:
-    """The settings without an engine that a handle takes by default, so that elsewhere another one may serve."""
+    """The settings, without the engine if it is the default here: another machine may have another default."""
     arguments = settings._asdict()
     default = next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None)
     if settings.engine == default:

@@ -53,7 +53,7 @@ class Bench:
     """A scratch file and memory for it.
 
     Args:
-        seconds: least time for which each direction is measured.
+        seconds: minimum time to measure each direction.
     """
 
     def __init__(self, descriptor: int, size_bytes: int, seconds: float, module: Any) -> None:

@@ -14,7 +14,7 @@ OnStep = Callable[[Settings, Measurement | None], object]
 """Called after each measurement, with None where it failed."""
 
 _FINALISTS = 6
-# (single_submit, overlap_events), except the one of all other measurements
+# (single_submit, overlap_events); all other measurements use (False, True)
 _SUBMISSIONS = ((False, False), (True, True), (True, False))
 
 
@@ -36,7 +36,7 @@ class Grid:
     repeats: int = 5
 
     def steps(self) -> int:
-        """Most measurements that there will be."""
+        """The maximum number of measurements."""
         first = len(self.block_sizes) * len(self.queue_depths) * self.rounds
         around = len(self.threads) - 1 + len(_SUBMISSIONS)
         return len(self.engines) * (first + around) + _FINALISTS * self.repeats

@@ -28,8 +28,8 @@ from op_builder.system.records import (
     decode,
     encode,
     is_count,
+    is_int32,
     is_number,
-    is_small,
     is_text,
     list_of,
 )
@@ -39,7 +39,7 @@ _CHECKED_BYTES = 16 << 20  # from this size on, free memory is checked first
 _FORMAT = 2
 _SCHEMA: Schema = {
     "process": is_count,
-    "descriptor": is_small,
+    "descriptor": is_int32,
     "inode": is_count,
     "host": is_text,
     "cpus": list_of(is_count),

@@ -62,7 +62,7 @@ class AsyncIOModule:
                 return Handle(self._ops, number, name, settings)
             reasons.append(f"{name}: with a queue of {queue_depth}, {storage_engines.explain(name, -number)}")
             logger.info("Storage engine %s", reasons[-1])
-        raise storage_engines.refused(requested or "of any kind", "; ".join(reasons))
+        raise storage_engines.unusable_engine(requested or "of any kind", "; ".join(reasons))
 
     def aio_read(
         self,

@@ -76,9 +76,9 @@ for name in ("torch_cpu", "torch_python"):
 torch_install.torch_install = lambda: found._replace(root=torch_install.Path({str(tmp_path)!r}))
 process = ctypes.CDLL(None)
 assert not hasattr(process, "aoti_torch_dtype_float32")
-loader.open_torch_for_all("linux")
+loader.open_torch_globally("linux")
 assert not hasattr(process, "aoti_torch_dtype_float32")
-loader.open_torch_for_all("darwin")
+loader.open_torch_globally("darwin")
 assert process.aoti_torch_dtype_float32() == 6
 """,
     )

@@ -18,7 +18,7 @@ from accelerator.cpu_accelerator import CPU_Accelerator
 from op_builder import all_ops, builder, env
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.registry import OUR_PACKAGES, all_builders, find_builder
-from op_builder.catalog.table import OPS, OTHERS_OPS
+from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, OPS
 from op_builder.errors import IncompatibleOpError, UnknownOpError
 from op_builder.ops import CPUAdam
 from tests.support.foreign_package import importable, run_python, write_package
@@ -71,10 +71,10 @@ def vendor(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", OUR_PACKAGES)
-@pytest.mark.parametrize("name", OTHERS_OPS)
+@pytest.mark.parametrize("name", DEEPSPEED_ONLY_OPS)
 def test_the_names_of_deepspeeds_other_builders_are_known(name: str, package: str) -> None:
     op = find_builder(name, package)()
-    op_name, kind = OTHERS_OPS[name]
+    op_name, kind = DEEPSPEED_ONLY_OPS[name]
     assert (type(op).__name__, op.name, op.is_compatible()) == (name, op_name, False)
     with pytest.raises(IncompatibleOpError, match=f"{name} of DeepSpeed \\({kind}") as caught:
         op.load()

@@ -10,7 +10,7 @@ import pytest
 
 from op_builder import paths
 from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_builder
-from op_builder.catalog.table import DEVICES, OPS, OTHERS_OPS, Op, cache_keys, markdown_table
+from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, DEVICES, OPS, Op, cache_keys, markdown_table
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.report.collect import op_row
@@ -109,5 +109,5 @@ def test_the_page_on_deepspeed_lists_each_of_its_builders() -> None:
     rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", text, re.MULTILINE))
     ours = {name for name, cell in rows.items() if cell == "this library's"}
     assert ours <= {op.builder for op in OPS}
-    kinds = {name: kind for name, (_, kind) in OTHERS_OPS.items()}
+    kinds = {name: kind for name, (_, kind) in DEEPSPEED_ONLY_OPS.items()}
     assert {name: cell.partition(": ")[2] for name, cell in rows.items() if name not in ours} == kinds

@@ -26,7 +26,7 @@ ICPX = replace(PLAIN, icpx="/oneapi/icpx")
         (XPU, "icpx", "torch for XPU 20250302"),
         (replace(XPU, icpx=None), "sycl-rtc", "libsycl 9.0.0"),
         (replace(XPU, has_ipex=True), "icpx", "torch for XPU"),
-        (replace(XPU, asked="sycl-rtc"), "sycl-rtc", "libsycl 9.0.0"),
+        (replace(XPU, requested="sycl-rtc"), "sycl-rtc", "libsycl 9.0.0"),
         (replace(ICPX, has_ipex=True, ahead_runtime=RUNTIME), "ipex", "intel_extension_for_pytorch"),
         (PLAIN, "sycl-rtc", "libsycl 9.0.0"),
         (ICPX, "sycl-rtc", "libsycl 9.0.0"),
@@ -45,9 +45,9 @@ def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, name: str, w
         (replace(PLAIN, runtime=replace(RUNTIME, kernel_compiler=None)), "sycl-rtc", "libsycl-jit.so", "pip install"),
         (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
         (replace(XPU, icpx=None, has_kernel_texts=False), "icpx", "icpx is not on PATH", "setvars.sh"),
-        (replace(XPU, ahead_runtime=None, asked="icpx"), "icpx", "neither /oneapi/icpx's own", "setvars.sh"),
-        (replace(PLAIN, asked="icpx"), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
-        (replace(XPU, asked="ipex"), "ipex", "intel_extension_for_pytorch is not installed", "Install it"),
+        (replace(XPU, ahead_runtime=None, requested="icpx"), "icpx", "neither /oneapi/icpx's own", "setvars.sh"),
+        (replace(PLAIN, requested="icpx"), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
+        (replace(XPU, requested="ipex"), "ipex", "intel_extension_for_pytorch is not installed", "Install it"),
     ],
 )
 def test_without_one_the_reason_and_the_remedy_are_those_of_the_nearest(
