@@ -1,4 +1,4 @@
-"""The memory that a step of CPU Adam takes for a while.
+"""The temporary memory of a step of CPU Adam.
 
 ``python -m benchmarks._temporaries [THREADS]`` prints the KiB of each case as JSON.
 

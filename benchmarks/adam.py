@@ -174,7 +174,7 @@ def result_table(results: Sequence[Result]) -> Table:
 
 
 def requirements(results: Sequence[Result]) -> list[Requirement]:
-    """What our figures must keep."""
+    """The limits of our figures."""
     found = []
     for result in results:
         if result.contender != OURS:
@@ -196,7 +196,7 @@ def requirements(results: Sequence[Result]) -> list[Requirement]:
 
 
 def temporaries(threads: int) -> list[Requirement]:
-    """The memory that a step takes for a while; empty if the system does not show it."""
+    """The temporary memory of a step; empty if the system does not show it."""
     kib = _temporaries.measure(threads) or {}
     return [
         at_most(f"temporary memory of a step, {case}", grown, threads << 10, "KiB")

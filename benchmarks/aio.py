@@ -224,7 +224,7 @@ def cpu_seconds() -> float:
 
 
 def requirements(results: Sequence[Result], overlap: float, build_s: float) -> list[Requirement]:
-    """What our figures must keep."""
+    """The limits of our figures."""
     found = []
     for case in dict.fromkeys(result.case for result in results):
         by_name = {result.contender: result for result in results if result.case == case}

@@ -134,7 +134,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def requirements(rows: Sequence[Row], crowd: Sequence[Row], build_s: float) -> list[Requirement]:
-    """What the figures must keep. A peer that was not measured has none."""
+    """The limits of the figures, against the measured peers."""
     results = []
     at = {row.size_bytes: row for row in rows}
     for size_bytes, peer, least, ours in (

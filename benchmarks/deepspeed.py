@@ -131,7 +131,7 @@ def main() -> None:
     size = Size(warm=1, cold=1, width=64, steps=5) if arguments.quick else Size(warm=10, cold=3, width=1024, steps=20)
     _peers.deepspeed_python()  # installs it now if it is missing
     own_cache = _peers.peer_directory(_peers.DEEPSPEED[0]) / "ops" if arguments.quick else None
-    # Asked first: the answer comes before minutes of work.
+    # First, so that warnings come before minutes of work.
     peers = {offload: arguments.peers if arguments.peers and can_build(offload) else [] for offload in OFFLOADS}
     figures = []
     with tempfile.TemporaryDirectory(prefix="accel-ops-benchmark-", ignore_cleanup_errors=True) as name:

@@ -115,7 +115,7 @@ def result_table(results: dict[Case, tuple[dict[str, float], float]]) -> Table:
 
 
 def requirements(results: dict[Case, tuple[dict[str, float], float]]) -> list[Requirement]:
-    """What our figures must keep: the bandwidth for the large tensor, torch's time for the many."""
+    """The limits of our figures: the bandwidth for the large tensor, torch's time for the many."""
     found = []
     for case, (best, bandwidth) in results.items():
         for name in OPTIMIZERS:

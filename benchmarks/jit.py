@@ -307,7 +307,7 @@ def measure_texts(peers: list[str], counts: Counts, directory: Path) -> list[Fig
 
 
 def measure_plain(counts: Counts, directory: Path) -> list[Figure]:
-    """Cold loads of files that include none of torch's headers, beside torch's loader."""
+    """Cold loads of files that include none of torch's headers, against torch's loader."""
     made = 0
 
     def load(loader: str, kind: str) -> float:

@@ -54,7 +54,7 @@ started = time.perf_counter()
 CPUAdamBuilder().load()
 print(json.dumps({"CPUAdamBuilder": time.perf_counter() - started}))
 """
-# The least of many steps of one thread: what other programs leave to it.
+# The shortest of many steps of one thread: the least disturbed.
 STEP = """
 import json, time
 import torch

@@ -2,7 +2,7 @@
 
     model_steps.py CONTENDER
 
-The interpreter has torch, the contender's library and this project, except for DeepSpeed's, which has not this project.
+The interpreter has torch, the contender's library and this project, except for DeepSpeed's, which lacks this project.
 """
 
 import os

@@ -80,7 +80,7 @@ std::vector<std::int64_t> counters(std::int64_t handle) {
           c.retries,  c.direct_bytes, c.cached_bytes, c.bounced_bytes};
 }
 
-// The errno with which the engine refused to work, so that threads do; 0 where it works.
+// The errno with which the engine stopped and threads took over; 0 if it works.
 std::int64_t refusal(std::int64_t handle) { return find(handle)->counters().refusal; }
 
 accel::Ops ops() {

@@ -1,5 +1,5 @@
 // The ops on page-locked memory that async_io and pin_memory share. They take addresses: the Python side makes a tensor
-// of the memory, and unmaps it when the tensor's storage dies.
+// of the memory, and unmaps it when the tensor's storage is freed.
 #pragma once
 
 #include <cstdint>

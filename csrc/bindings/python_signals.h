@@ -1,7 +1,7 @@
 // Signal handlers written in Python, run while an op waits.
 //
-// Python's functions are declared weak, all of its stable ABI: so the binary needs no Python to be opened, and is the
-// same for every CPython. Where they are missing no signal ends a wait.
+// Python's functions, all of its stable ABI, are declared weak, so that one binary works with every CPython and opens
+// without any. If they are missing, no signal ends a wait.
 #pragma once
 
 extern "C" {

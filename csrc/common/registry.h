@@ -1,4 +1,4 @@
-// Objects that Python refers to by numbers, which count from 1 and are never used again.
+// Objects that Python refers to by numbers, which count from 1 and are never reused.
 #pragma once
 
 #include <cstdint>

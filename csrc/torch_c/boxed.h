@@ -111,10 +111,11 @@ void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequ
 }
 
 // An op whose schema and function differ in the number of arguments or results would read and write beyond the stack.
-inline void require_counts(std::uint64_t given, std::uint64_t taken, std::uint64_t asked, std::uint64_t returned) {
-  if (given != taken || asked != returned) {
-    throw std::logic_error("The schema has " + std::to_string(given) + " arguments and " + std::to_string(asked) +
-                           " results, its function " + std::to_string(taken) + " and " + std::to_string(returned) +
+inline void require_counts(std::uint64_t arguments, std::uint64_t parameters, std::uint64_t results,
+                           std::uint64_t returned) {
+  if (arguments != parameters || results != returned) {
+    throw std::logic_error("The schema has " + std::to_string(arguments) + " arguments and " + std::to_string(results) +
+                           " results, its function " + std::to_string(parameters) + " and " + std::to_string(returned) +
                            ".");
   }
 }

@@ -1,7 +1,7 @@
 """Whether two runs differ by rounding only, and a picture of it.
 
 Two implementations of AdamW round differently in the last bit, and training multiplies such a
-difference. What that comes to was measured over 400 steps of this example, in float32: moving the
+difference. This was measured over 400 steps of this example, in float32: moving the
 first parameters by one unit in the last place moves the losses by 5e-7 within 30 steps and by 6e-6
 in all. The limits leave room above that and lie below what a wrong optimizer shows: a weight decay
 that is one percent off moves the losses by 7e-6 and 2e-3, a doubled epsilon by 4e-6 and 5e-4.
@@ -26,8 +26,8 @@ class Limits:
     late: float
 
 
-# A bfloat16 model takes the 2**-24 by which two masters differ for 2**-9 where they lie on either
-# side of the middle between two bfloat16 numbers.
+# Two masters that differ by 2**-24 become bfloat16 numbers that differ by 2**-9 if the middle between
+# these is between them.
 LIMITS = {torch.float32: Limits(early=3e-6, late=1e-4), torch.bfloat16: Limits(early=5e-3, late=1e-1)}
 
 

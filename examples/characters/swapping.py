@@ -40,22 +40,22 @@ class SwappedAdam(Optimizer):
     A chunk is updated as soon as the backward pass has all its gradients, beginning with the last
     layers, so that reading and writing overlap with that pass; ``step()`` updates the rest. The first
     two chunks are read during the forward pass. Where a chunk's moments are in memory, they are always
-    at the same place, so that what CPUAdam prepares once stays true.
+    at the same place, so that what CPUAdam prepares once stays valid.
 
-    There may be one backward pass for each step, and nothing that needs all gradients before the first
+    It supports one backward pass for each step, and nothing that needs all gradients before the first
     update (clipping, a loss scale that may skip the step).
 
     Args:
         params: float32 CPU parameters.
-        store: where the moments go. It has zeros for them after the constructor.
+        store: where the moments go; the constructor saves zeros.
         chunks: parts of about one size, a multiple of ``SLOTS``; fewer if there are not as many parameters.
         new_buffer: float32 memory of that many elements; best page-locked.
         options: CPUAdam's.
 
     Attributes:
         parameters: all of them, as they were given.
-        waited_s: seconds that updates waited for the disk, in all.
-        update_s: seconds of all updates with that, in all.
+        waited_s: total seconds that updates waited for the disk.
+        update_s: total seconds of updates, these included.
         memory_bytes, moments_bytes: of the buffers, and of all moments.
     """
 
@@ -174,7 +174,7 @@ def _chunk(name: str, parameters: list[nn.Parameter], moments: torch.Tensor, opt
 
 
 def _views(moments: torch.Tensor, parameters: list[nn.Parameter]) -> list[dict[str, torch.Tensor]]:
-    """For each parameter its states, of its shape, one behind the other in ``moments``."""
+    """For each parameter its states, of its shape, one after another in ``moments``."""
     views = []
     begin = 0
     for parameter in parameters:

@@ -1,7 +1,7 @@
 // Symmetric quantisation by blocks: each block of a tensor's elements has a scale, its largest magnitude divided by
 // the largest code, and codes, its elements divided by the scale, to nearest even. Codes are signed: of eight bits in
 // [-127, 127], or of four in [-7, 7], two a byte, the first in the low half. A block whose scale would not be a normal
-// float is taken for zeros, with scale 0. One with a NaN or an infinity comes back as NaN, which its scale is then.
+// float becomes zeros, with scale 0. One with a NaN or an infinity gets the scale NaN, so it comes back as NaN.
 //
 // A sub-group takes one block after another, its work-items neighbouring bytes of codes.
 #pragma once

@@ -99,7 +99,7 @@ ACCEL_INLINE void update_chunk(const TensorTable<kPointers>& table, const Number
 }
 
 // Adds 1 to each counter. A kernel of its own, before the update: in the update some groups would read a counter that
-// others have advanced. One work-item does it; where they all are is known when it is compiled, see find_chunk.
+// others have advanced. One work-item does it, in an unrolled loop with constant indices; see find_chunk.
 ACCEL_SYCL_FREE_KERNEL void advance_steps(StepTable table, Controls controls) {
   if (is_skipped(controls)) {
     return;

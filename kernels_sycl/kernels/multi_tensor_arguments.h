@@ -27,8 +27,8 @@ struct Controls {
   std::int32_t maximize;          // follow the gradient, not its opposite
 };
 
-// An optimizer's numbers: coefficients for the lr and step that the host knows, and what it takes to make those anew
-// that a tensor decides. In float: a device may lack double. With L = log(beta), 1 - beta^t = -expm1(L * t), which
+// An optimizer's numbers: coefficients for the lr and step that the host knows, and what is needed to compute them
+// again if these are tensors. In float: a device may lack double. With L = log(beta), 1 - beta^t = -expm1(L * t), which
 // in float is right to a few units of its last bit for any t; 1 - pow(beta, t) would lose all but ten of its bits.
 struct AdamNumbers {
   AdamCoefficients coefficients;

@@ -18,7 +18,7 @@ ACCEL_INLINE std::uint64_t ones_where_set(std::uint64_t bytes) {
   return ((((bytes & kLow7) + kLow7) | bytes) >> 7) & 0x0101010101010101ull;
 }
 
-// Which bit of the packed byte is that of each element, as a word's bytes: the first element is the lowest byte.
+// The bit of each element in the packed byte, as the bytes of a word: the first element is the lowest byte.
 template <bool kBig>
 constexpr std::uint64_t kBitOf = kBig ? 0x0102040810204080ull : 0x8040201008040201ull;
 
@@ -30,7 +30,7 @@ ACCEL_INLINE std::uint8_t gather_bits(std::uint64_t ones) {
   return static_cast<std::uint8_t>((ones * kFactor) >> 56);
 }
 
-// How elements and packed bytes lie: rows of `columns` elements each, and of `row_bytes` bytes; `packed_bytes` in all.
+// The layout: rows of `columns` elements, or of `row_bytes` packed bytes, of which there are `packed_bytes` in all.
 struct PackedRows {
   std::int64_t columns;
   std::int64_t row_bytes;
@@ -91,7 +91,7 @@ ACCEL_SYCL_FREE_KERNEL void pack_bits(const std::uint8_t* elements, std::uint8_t
       });
 }
 
-// The reverse: elements are 0 or 1. The bits that fill up a row's last byte are not looked at.
+// The reverse: elements are 0 or 1. The bits that fill up a row's last byte are ignored.
 template <bool kBig>
 ACCEL_SYCL_FREE_KERNEL void unpack_bits(std::uint8_t* elements, const std::uint8_t* packed, std::int64_t columns,
                                         std::int64_t row_bytes, std::int64_t packed_bytes, std::int64_t piece_bytes) {

@@ -36,8 +36,8 @@ ACCEL_REDUCING_KERNEL void rms_norm(const T* x, T* residual, const W* weight, T*
     }
     const float total = sum_of_group(sum);
     const float factor = 1.0f / sycl::sqrt(total / static_cast<float>(columns) + eps);
-    // One expression of what all items share: a pointer that depends on more is kept for each of them across the sum,
-    // where they wait for each other.
+    // Computed again from what all items share: any other pointer would be kept for each item across the sum, which
+    // is a barrier.
     const T* const normalised = (kHasResidual ? residual : x) + row * columns;
     T* const to = out + row * columns;
     for_each_element(here, count,

@@ -36,7 +36,7 @@ ACCEL_INLINE std::uint32_t largest_of_sub_group(std::uint32_t value) {
   return sycl::reduce_over_group(sub_group, value, sycl::maximum<std::uint32_t>());
 }
 
-// Of all sub-groups of the group; every item of it must come here.
+// The sum over the whole group; all of its items must call it.
 ACCEL_INLINE float sum_of_group(float value) {
   return sycl::reduce_over_group(sycl::ext::oneapi::this_work_item::get_work_group<1>(), value, sycl::plus<float>());
 }

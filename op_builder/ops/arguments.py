@@ -28,15 +28,15 @@ LAST_STEP = 2**53  #: the largest step: a float64 holds every whole number up to
 def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make ``torch.compile`` call ``function`` outside its graph, as it does with torch's own optimizers.
 
-    Use it where a call changes what only the native side knows, such as prepared lists and files: tracing would run the
-    op for real, and the graph would drop it because it returns nothing.
+    Use it where a call changes state of the native side, such as prepared lists and files: tracing would run the op for
+    real, and the graph would drop it because it returns nothing.
     """
     disabled: Callable[Arguments, Result] | None = None
 
     @functools.wraps(function)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         nonlocal disabled
-        # torch.compiler.disable() imports the compiler, which takes seconds: only in programs that compile.
+        # Only in programs that compile: disable() imports the compiler, which takes seconds.
         if disabled is None and "torch._dynamo" in sys.modules:
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return (disabled or function)(*arguments, **keywords)
@@ -58,7 +58,7 @@ def _is_traced_tensor(value: object) -> bool:
 
 
 def finite_number(name: str, value: SupportsFloat) -> float:
-    """A Python or NumPy number or a tensor of one element as a finite float of at least 0, or an OpArgumentError."""
+    """Convert a number or a one-element tensor to a finite float of at least 0, or raise an OpArgumentError."""
     if _is_traced_tensor(value):
         return cast(float, value)
     try:
@@ -109,7 +109,7 @@ def step_count(what: str, step: Any) -> float:
 
 
 def check_nesterov(options: Mapping[str, Any]) -> None:
-    """Raise an OpArgumentError if Nesterov's momentum comes without a momentum or with dampening."""
+    """Raise an OpArgumentError if ``nesterov`` is set without momentum or with dampening."""
     if options.get("nesterov") and (options["momentum"] == 0 or options["dampening"] != 0):
         raise OpArgumentError(
             f"nesterov=True was given with momentum={options['momentum']} and dampening={options['dampening']}.",
@@ -132,7 +132,7 @@ def step_number(step: object) -> int:
 
 
 def whole_number(name: str, value: object, remedy: str = "") -> int:
-    """Python's, NumPy's or torch's int, but no bool, as an int of 64 bits, or an OpArgumentError."""
+    """Convert an integer, but not a bool, to an int of 64 bits, or raise an OpArgumentError."""
     remedy = remedy or f"Pass {name} as an int of 64 bits."
     try:
         number = operator.index(value)  # type: ignore[arg-type]

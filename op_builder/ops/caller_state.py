@@ -11,7 +11,7 @@ import torch
 class CallerState:
     """The grad mode, inference mode, autocast and default device of the thread that makes it.
 
-    torch keeps these per thread, so a worker thread has others than the thread that gave it the work.
+    torch keeps these per thread, so a worker thread does not inherit those of its caller.
     """
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-# Its functions have the default group as a default argument. torch's compiler imports it, and so does an optimizer's
-# first step: then a group would be kept, with gloo's threads, until the interpreter ends. The import takes 3 ms.
+# Imported before a group exists: its functions have the default group as a default argument, which would keep it, with
+# gloo's threads, until the interpreter ends. torch's compiler and an optimizer's first step import it, in 3 ms.
 import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -50,12 +50,12 @@ def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCount
     Raises:
         OpArgumentError: the group belongs to another backend.
     """
-    asked = group if group is not None else dist.group.WORLD
-    if not isinstance(asked, AccelProcessGroup):
+    selected = group if group is not None else dist.group.WORLD
+    if not isinstance(selected, AccelProcessGroup):
         raise OpArgumentError(
-            f"The group is a {type(asked).__name__}, which has no counts.", 'Make it with the backend "accel".'
+            f"The group is a {type(selected).__name__}, which has no counts.", 'Make it with the backend "accel".'
         )
-    return asked.counts()
+    return selected.counts()
 
 
 def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
@@ -83,7 +83,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
 
 
 def _name(group_id: str, members: tuple[int, ...]) -> str:
-    """What messages call a group. Users know its ranks, but not the number that torch gives it."""
+    """A group's name in messages: its ranks, because users do not know the number that torch assigns."""
     if group_id in ("", "0") or not members:
         return "default"
     if len(members) > _MOST_NAMED:
@@ -100,7 +100,7 @@ def _load() -> tuple[Any, str]:
 
 
 def _shared_memory_serves(name: str, facts: list[RankFacts]) -> bool:
-    """Whether all ranks can use it; otherwise all use gloo."""
+    """Whether all ranks can use shared memory; if not, all use gloo."""
     refusing = [(rank, fact.obstacle) for rank, fact in enumerate(facts) if fact.obstacle]
     if refusing:
         rank, obstacle = refusing[0]
@@ -117,13 +117,13 @@ def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: 
 
 
 def _common_across(facts: list[RankFacts]) -> str:
-    ways = sorted({fact.across for fact in facts})
-    if len(ways) > 1:
+    choices = sorted({fact.across for fact in facts})
+    if len(choices) > 1:
         raise CommunicationError(
-            f"The ranks use different transports between hosts: {' and '.join(ways)}.",
+            f"The ranks use different transports between hosts: {' and '.join(choices)}.",
             "Set ACCEL_DISTRIBUTED_ACROSS to the same value on all ranks.",
         )
-    return ways[0]
+    return choices[0]
 
 
 register()

@@ -40,6 +40,6 @@ def apply(
 
 
 def moved(tensors: Tensors, offsets: Sequence[int] = (0,) * 5, device: str = "cpu") -> Tensors:
-    """Copies on a device that lie that many elements behind an aligned address, between guards."""
+    """Copies on a device, that many elements after an aligned address, between guards."""
     places = iter(offsets)
     return tensors.map(lambda tensor: guarded(tensor, next(places), device))

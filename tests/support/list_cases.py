@@ -1,4 +1,4 @@
-"""Lists of tensors for an update, what rides along in it, and the same done apart, step by step."""
+"""Lists of tensors for an update with additional work in its pass, and the same in separate steps."""
 
 from __future__ import annotations
 

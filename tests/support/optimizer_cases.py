@@ -14,7 +14,7 @@ Params = list[torch.nn.Parameter]
 
 
 class CPUAmsgrad(CPUAdam):
-    """With another default, so that a third state is in the tests of all optimizers, and another op."""
+    """``amsgrad`` by default, so that the tests of all optimizers include a third state and another op."""
 
     __init__ = functools.partialmethod(CPUAdam.__init__, amsgrad=True)
 

@@ -53,7 +53,7 @@ constexpr int kMaxInterruptions = 3;
 // Freeing blocks sets a file's length: no thread of this process may make the file longer meanwhile.
 std::shared_mutex lengths;
 
-// Allocates the blocks of a range at or behind the file's end, and moves the end behind it. Returns 0 or an errno. The
+// Allocates the blocks of a range at or beyond the file's end, and moves the end behind it. Returns 0 or an errno. The
 // end moves in a second call, once all blocks are allocated: some file systems keep the blocks of a call that fails
 // half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer.
 int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
@@ -70,10 +70,10 @@ int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
   return 0;
 }
 
-// Frees the blocks behind the end of a file of `size_bytes` that allocate() left: setting a file's length to what it is
-// frees them. A file that is longer by now is left alone, as another writer needs its blocks; one of another process
+// Frees the blocks that allocate() left beyond the end of a file of `size_bytes`, by setting its length to the same
+// value. A file that has grown is left alone, because another writer needs its blocks; a writer in another process
 // could still come between check and call.
-void free_blocks_behind(int descriptor, std::int64_t size_bytes) {
+void free_blocks_beyond_end(int descriptor, std::int64_t size_bytes) {
   const std::unique_lock<std::shared_mutex> lock(lengths);
   struct stat status;
   if (fstat(descriptor, &status) == 0 && status.st_size == size_bytes) {
@@ -109,7 +109,7 @@ bool File::find_alignment() {
 #ifdef __linux__
   struct statfs system;
   if (fstatfs(cached_, &system) == 0 && static_cast<long>(system.f_type) == kTmpfsMagic) {
-    return false;  // it consists of page cache, whatever flags it accepts
+    return false;  // tmpfs is page cache, even if it accepts the flag
   }
   offset_alignment_ = memory_alignment_ = page_bytes();
 #ifdef SYS_statx
@@ -167,7 +167,7 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, [[m
     // it was interrupted too often or is not supported, the writes move the end.
     const int error = allocate(cached_, std::max(size_bytes_, offset), offset + size_bytes);
     if (error != 0 && error != EINTR && error != EOPNOTSUPP && error != ENOSYS) {
-      free_blocks_behind(cached_, size_bytes_);
+      free_blocks_beyond_end(cached_, size_bytes_);
       return error;
     }
   }

@@ -39,7 +39,7 @@ struct Counters {
   std::atomic<std::int64_t> direct_bytes{0};    // that bypassed the page cache
   std::atomic<std::int64_t> cached_bytes{0};    // that went through it
   std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, copied through an aligned buffer
-  std::atomic<int> refusal{0};                  // errno with which the engine refused to work, so that threads do
+  std::atomic<int> refusal{0};                  // errno with which the engine stopped and threads took over
 };
 
 // Shares that wait for a thread.
@@ -79,7 +79,7 @@ class Pump {
     Command command{};
     char* memory = nullptr;  // the caller's memory for the command's next byte
     char* bounce = nullptr;
-    std::int64_t share_bytes = 0;  // settled in the end
+    std::int64_t share_bytes = 0;  // for settle() in the end
     int attempts = 0;              // without progress
     bool is_plain = false;         // it falls back to the page cache
   };

@@ -157,7 +157,7 @@ class Phases {
 
  private:
   static constexpr std::int64_t kFirstSlice = 20'000'000, kLongestSlice = 500'000'000;  // ns
-  static constexpr int kLooksPerTime = 64;
+  static constexpr int kSpinsPerClockRead = 64;
   static constexpr int kYields = 4;  // if ranks share cores, another one may be ready to run
 
   bool has_reached(int other) const {
@@ -167,7 +167,7 @@ class Phases {
 
   bool spin(int other, std::int64_t started_ns) {
     do {
-      for (int look = 0; look < kLooksPerTime; ++look) {
+      for (int spins = 0; spins < kSpinsPerClockRead; ++spins) {
         if (has_reached(other)) {
           return true;
         }

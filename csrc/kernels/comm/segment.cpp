@@ -84,7 +84,7 @@ Mapping::Mapping(int descriptor, std::int64_t bytes, int& error) {
   if (bytes >= kLargePage) {
     madvise(memory, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // best effort
   }
-  // Now instead of in the first collective, where kernels without this call do it.
+  // Allocate the pages now; kernels without this call do so in the first collective.
   if (madvise(memory, static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     error = errno == EFAULT ? ENOSPC : errno;  // no memory for a page
   }

@@ -12,7 +12,7 @@ namespace accel::cpu {
 
 constexpr int kMaxStates = 3;
 
-// How a state lies in memory. Arithmetic is always in float32.
+// How a state is stored. Arithmetic is always in float32.
 //   float32, as_param     plain values, rounded to nearest even when stored
 //   stochastic_bfloat16   bfloat16, rounded up or down at random so that the mean is exact
 //   blockwise_8bit        one byte an element, a float32 scale for each kQuantBlock elements (Dettmers

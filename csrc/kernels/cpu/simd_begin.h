@@ -187,10 +187,10 @@ ACCEL_INLINE Words raised_low(Bytes v) { return (Words)ACCEL_INTEGERS(unpacklo_e
 ACCEL_INLINE Words raised_high(Bytes v) { return (Words)ACCEL_INTEGERS(unpackhi_epi8, Bytes{}, v); }
 ACCEL_INLINE U32 raised_low(Words v) { return (U32)ACCEL_INTEGERS(unpacklo_epi16, Words{}, v); }
 ACCEL_INLINE U32 raised_high(Words v) { return (U32)ACCEL_INTEGERS(unpackhi_epi16, Words{}, v); }
-// Numbers with a sign in half the bits; one that does not fit becomes the nearest that does.
+// Signed numbers in half the bits, with saturation.
 ACCEL_INLINE Words packed(U32 a, U32 b) { return (Words)ACCEL_INTEGERS(packs_epi32, a, b); }
 ACCEL_INLINE Bytes packed(Words a, Words b) { return (Bytes)ACCEL_INTEGERS(packs_epi16, a, b); }
-// The same, as numbers without a sign.
+// The same, unsigned.
 ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) { return (Bytes)ACCEL_INTEGERS(packus_epi16, a, b); }
 #elif defined(ACCEL_TARGET_NEON)
 ACCEL_INLINE Words widened_low(Bytes v) { return (Words)vmovl_u8(vget_low_u8((uint8x16_t)v)); }
@@ -265,7 +265,7 @@ ACCEL_INLINE U32 rounded_bfloat16(F32 v) {
 ACCEL_INLINE void store(BFloat16* target, F32 v) {
 #if defined(ACCEL_TARGET_AVX512)
   // The same with mask registers and a choice of the upper halves: 7 instructions instead of 10,
-  // which shows where everything is in bfloat16 and arithmetic limits.
+  // which matters if everything is bfloat16 and arithmetic is the limit.
   const __m512i bits = (__m512i)v;
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x00010000));
   const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
@@ -395,8 +395,7 @@ constexpr int kRowVectors = kRow / kLanes;
 // In which order a row's elements are in its vectors.
 enum class Order { memory, even_odd };
 
-// Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing
-// for.
+// If all arrays are bfloat16, any order will do: with even places first AVX2 needs no shuffles.
 #if defined(ACCEL_TARGET_AVX2)
 template <class... Types>
 constexpr Order kOrder = (std::is_same_v<Types, BFloat16> && ...) ? Order::even_odd : Order::memory;
@@ -422,7 +421,7 @@ template <Order kRowOrder, class T>
 ACCEL_INLINE void store_row(T* target, const F32 (&row)[kRowVectors]) {
 #if defined(ACCEL_TARGET_AVX2)
   if constexpr (kRowOrder == Order::even_odd) {
-    // No NaN is broken: one that came from bfloat16 has nothing in its lower half, nor has one that arithmetic makes.
+    // NaN survives: those loaded from bfloat16 and those of arithmetic have zeros in the lower half.
     store_bits(target, rounded_halves(row[0], row[1]));
     return;
   } else if constexpr (std::is_same_v<T, BFloat16>) {

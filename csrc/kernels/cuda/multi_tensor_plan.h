@@ -36,9 +36,9 @@ constexpr std::size_t kControlBytes = 512;
 
 // Eight warps: a block's end, where its warps wait for the last, is short, and eight blocks fill a processor.
 constexpr int kThreads = 256;
-// Elements of each array that a thread has under way at once. In float32 Adam's four arrays are then 128 bytes a
-// thread, some 96 KiB a processor with the threads that its registers are enough for; latency times bandwidth of an
-// H200 asks for 30. In 16 bits it is half as much, and more would halve the threads.
+// Elements of each array that a thread has under way at once. In float32 Adam's four arrays are then 128 bytes per
+// thread, some 96 KiB per processor with as many threads as its registers allow; latency times bandwidth of an H200
+// requires 30 KiB. In 16 bits it is half as much; more would halve the threads.
 constexpr int kElementsInFlight = 8;
 
 // Elements in a vector: 16 bytes of the largest of the types; narrower ones are moved 8 bytes at a time, so that
@@ -69,14 +69,14 @@ inline std::int32_t balanced_chunk(std::int64_t total, std::int64_t resident_blo
   return static_cast<std::int32_t>(even < kChunkUnit ? kChunkUnit : even > limit ? limit : even);
 }
 
-// A chunk of just `asked` elements, rounded up to what kernels can take: for sums whose order must not depend on
-// the device.
-inline std::int32_t fixed_chunk(std::int64_t asked) {
-  const std::int64_t bounded = asked < 1 ? 1 : asked > kLargestChunk ? kLargestChunk : asked;
+// A chunk of `requested` elements, rounded up to what kernels can take: for sums whose order must not depend on the
+// device.
+inline std::int32_t fixed_chunk(std::int64_t requested) {
+  const std::int64_t bounded = requested < 1 ? 1 : requested > kLargestChunk ? kLargestChunk : requested;
   return static_cast<std::int32_t>(round_up(bounded, kChunkUnit));
 }
 
-// The tensor that has `chunk`, which lies in [first_chunk[low], first_chunk[count]). Tensors without elements
+// The tensor that has `chunk`, which is in [first_chunk[low], first_chunk[count]). Tensors without elements
 // have no chunk and are never found.
 ACCEL_HOST_DEVICE inline int find_tensor(const std::uint32_t* first_chunk, int count, std::uint32_t chunk, int low) {
   int high = count;

@@ -79,7 +79,7 @@ def get_device_properties(device: int) -> Any:
     return SimpleNamespace(name="Acme demonstration on the CPU", total_memory=psutil.virtual_memory().total)
 
 
-# Random numbers: a generator for each card. That of the current one is the CPU's, the others wait.
+# Random numbers: a generator for each card. The current card's is the CPU's; others keep their state.
 
 
 def _generator(device: int | None) -> torch.Generator:
@@ -136,7 +136,7 @@ def stream(stream: Any) -> Iterator[Any]:
         _state.stream = before
 
 
-# Memory: the process's own. A peak between two questions is not seen; a real allocator counts.
+# Memory: the process's own. A peak between two queries is not seen; a real allocator counts.
 
 
 def memory_allocated(device: int | None = None) -> int:

@@ -27,7 +27,7 @@ _NOTE_KEY = "accel/gave_up"
 _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _NOTE_PATIENCE_S = 1.0  # ranks notice the death of one on their host within half a second
 _PAUSE_S = 0.05
-_CALL_BYTES = 512  # of a call in words
+_CALL_BYTES = 512  # of a call's description
 
 
 class Across(Protocol):
@@ -90,7 +90,7 @@ class GiveUpNote:
             return ""
 
     def read_after_failure(self) -> str:
-        """The note; waits a little, as the rank that sees the cause may be slower than one that sees its effect."""
+        """The note; waits briefly, because the rank that sees the cause may report later than this one."""
         return self.read(_NOTE_PATIENCE_S)
 
     def require_none(self) -> None:
@@ -115,17 +115,17 @@ class GlooAcross:
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = _GLOO_OPS[op]
-        self._do(tensor, lambda gloo, lent: gloo.allreduce(lent, options))
+        self._run(tensor, lambda gloo, lent: gloo.allreduce(lent, options))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = src
-        self._do(tensor, lambda gloo, lent: gloo.broadcast(lent, options))
+        self._run(tensor, lambda gloo, lent: gloo.broadcast(lent, options))
 
     def close(self) -> None:
         self._gloo = None  # gloo's shutdown() does nothing; its connections are closed with the last reference
 
-    def _do(self, tensor: torch.Tensor, start: Callable[[Any, Tensors], Any]) -> None:
+    def _run(self, tensor: torch.Tensor, start: Callable[[Any, Tensors], Any]) -> None:
         gloo, work = self._gloo, None
         try:
             _require_open(gloo is not None)
@@ -183,7 +183,7 @@ def require_across(name: str) -> str:
 
 
 def compare_calls(across: Across, layout: Layout, text: str) -> None:
-    """Raise a CommunicationError that shows two calls if the hosts are not about to do the same."""
+    """Raise a CommunicationError that shows two calls if the hosts make different calls."""
     numbers = struct.unpack("<2I", hashlib.sha256(text.encode()).digest()[:8])
     words = torch.tensor([number >> 1 for number in numbers], dtype=torch.int32, device="cpu")  # 31 bits each
     extremes = torch.cat([words, -words])

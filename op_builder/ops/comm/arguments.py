@@ -60,20 +60,20 @@ def flat_tensors(arguments: Any) -> list[torch.Tensor]:
 
 
 def reduction(rest: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The operation, None for one that shared memory does not serve; and whether the call is asynchronous."""
+    """The operation, None if shared memory does not support it; and whether the call is asynchronous."""
     given = rest[0] if rest else keywords.get("opts", keywords.get("op", _SUM))
     op = getattr(given, "reduceOp", given)
     return _OPS.get(getattr(op, "op", op)), is_async(rest, keywords)
 
 
 def is_async(rest: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether the call is asynchronous: the default of torch's options."""
+    """Whether the call is asynchronous, as it is by default."""
     given = [argument for argument in (*rest, *keywords.values()) if hasattr(argument, "asyncOp")]
     return bool(given[0].asyncOp) if given else True
 
 
 def are_alike(singles: Tensors, nested: Sequence[Tensors], size: int) -> bool:
-    """Whether each list has one tensor per rank, all with the size and type of the single tensor that belongs to it."""
+    """Whether each list has one tensor per rank, all with the size and type of its single tensor."""
     return len(singles) == len(nested) and all(
         len(listed) == size and all(one.numel() == single.numel() and one.dtype == single.dtype for one in listed)
         for single, listed in zip(singles, nested, strict=True)
@@ -86,7 +86,7 @@ def checked_rank(name: str, value: int, size: int) -> int:
 
 
 def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """A call in words, the same on all ranks that make the same call."""
+    """Describe a call: equal calls have equal descriptions."""
     options = [*arguments, *keywords.values()]
     text = name.lstrip("_").replace("allreduce", "all_reduce").replace("allgather", "all_gather")
     for option in options:
@@ -124,11 +124,11 @@ def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
     target = without_class(tensor)
     if target.data_ptr() == result.data_ptr() and target.is_contiguous():
         return
-    once, values = target, result.view(target.shape)
+    unexpanded, values = target, result.view(target.shape)
     for dimension, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dimension] > 1:  # copy_() refuses these
-            once, values = once.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
-    once.copy_(values)
+            unexpanded, values = unexpanded.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    unexpanded.copy_(values)
     if is_overlapping(target) and not torch.equal(bytes_of(dense(target)), bytes_of(result)):
         raise OpArgumentError(
             "Elements of the output share memory, as those of an expanded tensor do, and their results differ.",

@@ -50,9 +50,9 @@ class CCLCommModule:
             kvs: rank 0's address, a uint8 tensor or a list.
             timeout_s: the limit of a collective of the world, and of groups made later, in seconds.
         """
-        before, self._world = self._world, self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
-        if before is not None:
-            before.close()
+        previous, self._world = self._world, self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        if previous is not None:
+            previous.close()
 
     def initialize_sub_comm(self, size: int, rank: int, kvs: Address, ranks: Sequence[int]) -> None:
         """Connect the ranks of a group. Each of them calls it.
@@ -66,9 +66,9 @@ class CCLCommModule:
         if len(key) != size or len(set(key)) != size:
             raise OpArgumentError(f"Group {list(key)} does not list {size} distinct ranks.", "Correct size or ranks.")
         timeout_s = self._world.timeout_s if self._world is not None else DEFAULT_TIMEOUT_S
-        before, self._groups[key] = self._groups.get(key), self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
-        if before is not None:
-            before.close()
+        previous, self._groups[key] = self._groups.get(key), self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        if previous is not None:
+            previous.close()
 
     def new_communicator(
         self,
@@ -86,11 +86,11 @@ class CCLCommModule:
 
     def get_rank(self, group: Group = 0) -> int:
         """This process's rank in a group."""
-        return self._of(group).rank
+        return self._communicator(group).rank
 
     def get_world_size(self, group: Group = 0) -> int:
         """The number of ranks of a group."""
-        return self._of(group).size
+        return self._communicator(group).size
 
     def get_available_coll(self) -> list[str]:
         """The names of the collectives of this module."""
@@ -111,9 +111,9 @@ class CCLCommModule:
             OpArgumentError: an argument is invalid.
             CommunicationError: it failed or did not finish in time.
         """
-        comm = self._of(group)
+        comm = self._communicator(group)
         is_async = _is_async(async_op, keywords)
-        return _waited(comm.broadcast(tensor, self._place_of(src, group)), is_async)
+        return _wait_unless_async(comm.broadcast(tensor, self._place_of(src, group)), is_async)
 
     def all_reduce(
         self, tensor: torch.Tensor, op: Any, group: Group = 0, async_op: bool = False, **keywords: bool
@@ -124,28 +124,28 @@ class CCLCommModule:
             op: sum, avg, product, min or max, as torch's ``ReduceOp`` or an object with its ``value``.
         """
         is_async = _is_async(async_op, keywords)
-        return _waited(self._of(group).all_reduce(tensor, _reduction(op)), is_async)
+        return _wait_unless_async(self._communicator(group).all_reduce(tensor, _reduction(op)), is_async)
 
     def all_reduce_caching(
         self, tensor: torch.Tensor, op: Any, match_id: str, group: Group = 0, async_op: bool = False, **keywords: bool
     ) -> CCLWork:
         """:meth:`all_reduce`; calls with one ``match_id`` share a plan, and need tensors of one size and type."""
         is_async = _is_async(async_op, keywords)
-        return _waited(self._of(group).all_reduce(tensor, _reduction(op), str(match_id)), is_async)
+        return _wait_unless_async(self._communicator(group).all_reduce(tensor, _reduction(op), str(match_id)), is_async)
 
     def inference_all_reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
         """Reduce ``tensor`` over the world, in place, and return it. Compiled, it is one torch op."""
-        self._of(0).inference_all_reduce(tensor, _reduction(op))
+        self._communicator(0).inference_all_reduce(tensor, _reduction(op))
         return tensor
 
     def barrier(self, group: Group = 0, async_op: bool = False, **keywords: bool) -> CCLWork:
         """Return when all ranks of a group have called it."""
         is_async = _is_async(async_op, keywords)
-        return _waited(self._of(group).barrier(), is_async)
+        return _wait_unless_async(self._communicator(group).barrier(), is_async)
 
     # Helpers -------------------------------------------------------------------------------------
 
-    def _of(self, group: Group) -> Communicator:
+    def _communicator(self, group: Group) -> Communicator:
         if self._world is None:
             raise CommunicationError(
                 "ccl_comm is not initialized.", "Call initialize(size, rank, kvs) on every rank first."
@@ -175,7 +175,7 @@ def _is_async(async_op: bool, keywords: dict[str, bool]) -> bool:
     return bool(keywords.get("async", async_op))
 
 
-def _waited(work: CCLWork, async_op: bool) -> CCLWork:
+def _wait_unless_async(work: CCLWork, async_op: bool) -> CCLWork:
     if not async_op:
         work.wait()
     return work

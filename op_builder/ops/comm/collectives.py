@@ -48,9 +48,9 @@ class HierarchicalCollectives:
 
     Before each, the ranks of a host compare their calls, and then the first ranks of the hosts.
 
-    All ranks get the same result, bit for bit. 16-bit floats are summed in float32 and rounded once. A rank whose part
-    fails leaves the ranks of its host, and leaves a note for those of other hosts, so that no rank waits for it. The
-    group is broken then. Only the hosts' first ranks have ``across``.
+    All ranks get the same result, bit for bit. 16-bit floats are summed in float32 and rounded once. A rank that fails
+    leaves the group of its host and writes a note for the other hosts, so that no rank waits for it. The group is
+    broken then. Only the hosts' first ranks have ``across``.
     """
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
@@ -68,7 +68,7 @@ class HierarchicalCollectives:
 
     def _reduce(self, tensor: torch.Tensor, op: str) -> None:
         step = "sum" if op == "avg" else op
-        # Also between the hosts, so that no sum overflows the type of its mean.
+        # In float32 between the hosts, too, so that the sum of a mean fits.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
         self._from_leader(lambda inside: inside.all_reduce(wide, step))
         self._between(lambda across: across.all_reduce(wide, step))
@@ -93,7 +93,7 @@ class HierarchicalCollectives:
             return
         layout = self._layout
         rows = bytes_of(output).view(layout.size, -1)
-        # The ranks of the hosts may alternate; in a block they are ordered by host.
+        # Ranks may alternate between hosts; the block is ordered by host.
         block = rows if layout.are_in_order else torch.empty_like(rows)
         ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
         parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
@@ -133,7 +133,7 @@ class HierarchicalCollectives:
             self._across.close()
 
     def _is_empty(self, text: str, tensor: torch.Tensor) -> bool:
-        """Compare the calls; then whether ``tensor``, and so that of each rank, is empty and the collective is done."""
+        """Compare the calls; return True if ``tensor`` is empty on all ranks, so that nothing remains to be done."""
         if tensor.numel() == 0:
             self.agree(text)
             return True
@@ -147,7 +147,7 @@ class HierarchicalCollectives:
 
     def _inside(self, step: Callable[[Collectives], None]) -> None:
         """A step between the ranks of this host."""
-        self._require_whole()
+        self._require_usable()
         try:
             step(self._own)
         except OpArgumentError as error:
@@ -160,7 +160,7 @@ class HierarchicalCollectives:
             if not error.is_group_usable:
                 self._give_up(error)
                 raise
-            # It is on this host, but the ranks of other hosts were about to continue.
+            # The group is usable here, but ranks of other hosts were about to continue.
             ended = changed(
                 error,
                 remedy="Call the same collectives in the same order on all ranks of a group. "
@@ -174,7 +174,7 @@ class HierarchicalCollectives:
 
     def _between(self, step: Callable[[Across], None]) -> None:
         """A step between the hosts, on a leader."""
-        self._require_whole()
+        self._require_usable()
         if self._across is None:
             return
         try:
@@ -207,7 +207,7 @@ class HierarchicalCollectives:
                 remedy="See that rank's error, and which rank of another host is missing. The ranks need a new group.",
             ) from error
 
-    def _require_whole(self) -> None:
+    def _require_usable(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -217,11 +217,11 @@ class HierarchicalCollectives:
         self._failure = failure or CommunicationError(
             f"{type(error).__name__} ended a collective.", "The ranks need a new group."
         )
-        self._note.leave(self._failure.message + self._whom(error))
+        self._note.leave(self._failure.message + self._rank_in_group(error))
         self.close()
 
-    def _whom(self, error: BaseException) -> str:
-        """The rank in the group, where the error has another one: shared memory counts only the ranks of this host."""
+    def _rank_in_group(self, error: BaseException) -> str:
+        """A sentence with the rank in the group if it differs from the error's, which counts within this host."""
         if not isinstance(error, SharedMemoryCommError) or error.rank is None:
             return ""
         rank = self._layout.local_ranks[error.rank]
@@ -231,7 +231,7 @@ class HierarchicalCollectives:
 def changed(
     error: SharedMemoryCommError, more: str = "", *, remedy: str | None = None, rank: int | None = None
 ) -> SharedMemoryCommError:
-    """The same error with more in its message, or with another remedy or rank. A new remedy means a new group."""
+    """The same error with more in its message, or another remedy or rank. A new remedy marks the group as broken."""
     return SharedMemoryCommError(
         f"{error.message}{more}",
         error.remedy if remedy is None else remedy,

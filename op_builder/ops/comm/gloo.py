@@ -18,15 +18,15 @@ from torch.distributed.distributed_c10d import Work
 from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops.comm.arguments import Tensors, dense, flat_tensors, is_plain, replace_tensors, write_back
 
-_LOOK = timedelta(seconds=0.5)  # how long a wait for gloo lasts before it checks for other reasons to end
+_POLL_INTERVAL = timedelta(seconds=0.5)  # how long a wait for gloo lasts before it checks for other reasons to end
 _PAUSE_S = 0.001
 
 
 def has_ended(work: Any) -> bool:
     """Whether a work of gloo's ends within half a second; raises its RuntimeError if it failed."""
     try:
-        work.wait(_LOOK)
-    except RuntimeError:  # also after that time
+        work.wait(_POLL_INTERVAL)
+    except RuntimeError:  # failed, or timed out
         if not work.is_completed():
             return False
         work.wait()
@@ -46,7 +46,7 @@ class LentTensors:
         self._done: list[torch.Tensor] = []
 
     def lend(self, tensors: Tensors, start: Callable[[Tensors], Work]) -> Work:
-        """Start a collective with the same tensors as other objects, whose references are only ours and gloo's."""
+        """Start a collective on new tensor objects of the same memory, to which only we and gloo have references."""
         # A sparse tensor's memory is replaced by the result, so gloo gets the caller's own object.
         lent = [tensor.detach() if is_plain(tensor) else tensor for tensor in tensors]
         work = start(lent)
@@ -85,7 +85,7 @@ class GlooCollectives:
     """gloo's part of a group.
 
     Attributes:
-        group: a plain group around gloo, which has every method of the installed torch, whatever its name.
+        group: a plain group around gloo, which has all collectives of the installed torch.
     """
 
     def __init__(self, store: Store, rank: int, size: int, backend: dist.ProcessGroupGloo) -> None:
@@ -96,7 +96,7 @@ class GlooCollectives:
         register_backend(self.group, backend)
 
     def run(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Run a collective to its end, or to the group's. Tensors need not be contiguous. Raises gloo's errors, too."""
+        """Run a collective until it or the group ends; also raises gloo's errors. Tensors need not be contiguous."""
         given = flat_tensors(arguments)
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)
@@ -123,7 +123,7 @@ class GlooCollectives:
         """End the wait of a collective that is running."""
         self._is_closed = True
 
-    def settles_by(self, deadline: float) -> bool:
+    def finishes_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything, successfully or not, before ``deadline`` (``time.monotonic()``)."""
         return os.getpid() != self._owner or self._lent.are_back_by(deadline)  # a fork's copy has no threads of gloo
 

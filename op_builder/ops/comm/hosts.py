@@ -19,11 +19,11 @@ _NEW_STORE = "Start all ranks again, on a new store."
 
 
 class MadeGroups:
-    """How many groups of one name each rank has made on a store, this one's new one among them.
+    """Counts the groups of one name that each rank has made on a store, including the new one.
 
-    A default group that is destroyed and made again is given the same store, under the same name. What the one before
-    left there would be believed. So each group has a part of the store, ``store``, by its number, which is the same on
-    all ranks as long as all make the same groups.
+    A default group that is destroyed and made again gets the same store and name, and would read what the old one left.
+    So each group has its own part of the store, ``store``, under its number, which is the same on all ranks as long as
+    all make the same groups.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -33,11 +33,11 @@ class MadeGroups:
         self.store = PrefixStore(f"accel/{self._number}", store)
 
     def difference(self, rank: int) -> str:
-        """What errors add where that rank has made another number of groups; empty where not, or where it made none."""
+        """A sentence for errors if that rank has made another number of groups; empty if not, or if it made none."""
         key = self._key(rank)
         try:
             number = int(self._whole.get(key)) if self._whole.check([key]) else 0
-        except (RuntimeError, ValueError):  # the store may have ended, or have another value there
+        except (RuntimeError, ValueError):  # the store may have ended, or contain another value
             return ""
         if number in (0, self._number):
             return ""
@@ -132,7 +132,7 @@ def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
     made.store.set(_key(made.rank), encode(asdict(mine), _FORMAT))
     facts = [mine if other == made.rank else _read(made, other) for other in range(size)]
     for other in range(size):
-        # A rank that takes part now has made as many groups. Facts of another one are old.
+        # A rank that takes part has made as many groups; other facts are stale.
         if other != made.rank and (difference := made.difference(other)):
             raise CommunicationError(f"Rank {other} of the group has joined another group.{difference}", _NEW_STORE)
     return facts

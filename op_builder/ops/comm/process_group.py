@@ -100,7 +100,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._queue = WorkQueue(f"the process group {parts.name!r}")
         self._ours: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[str] = collections.Counter()
-        self._counting = threading.RLock()  # reentrant for signal handlers
+        self._counts_lock = threading.RLock()  # reentrant for signal handlers
         self._gloo = GlooCollectives(store, rank, size, parts.gloo)
         self._closer = weakref.finalize(self, _close, self._queue, self._gloo, parts.collectives, os.getpid())
         _living.add(self)
@@ -124,7 +124,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     def counts(self) -> CollectiveCounts:
         """How often the group has run which method."""
-        with self._counting:
+        with self._counts_lock:
             return CollectiveCounts(dict(self._ours), dict(self._others))
 
     def shutdown(self) -> None:
@@ -133,7 +133,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         Queued collectives fail, and waits for other ranks end. gloo gets a few seconds to finish.
         """
         self._closer()
-        if not self._gloo.settles_by(time.monotonic() + _GLOO_PATIENCE_S):
+        if not self._gloo.finishes_by(time.monotonic() + _GLOO_PATIENCE_S):
             _never_free(self)  # freeing gloo would wait for its collectives
         super().shutdown()
 
@@ -234,7 +234,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     def _by_gloo(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Run by gloo, not through shared memory."""
-        with self._counting:
+        with self._counts_lock:
             self._others[name] += 1
 
         def delegate() -> None:
@@ -246,7 +246,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     def _transfer(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Run by gloo between two ranks."""
-        with self._counting:
+        with self._counts_lock:
             self._others[name] += 1
         return self._gloo.send_or_receive(name, arguments, keywords)
 
@@ -258,7 +258,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         return self._collectives
 
     def _serves(self, tensors: Tensors, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:
-        """Whether shared memory serves tensors like these. Where ranks disagree, their calls do not match."""
+        """Whether shared memory supports these tensors. If ranks disagree, their calls do not match: an error."""
         return self._collectives is not None and are_plain(tensors, dtypes)
 
     def _require_sizes(self, name: str, wholes: Tensors, parts: Tensors) -> None:
@@ -270,11 +270,11 @@ class AccelProcessGroup(dist.ProcessGroup):
                 )
 
     def _run(self, name: str, steps: Sequence[Callable[[], Any]], result: Tensors, is_async: bool) -> Work:
-        with self._counting:
+        with self._counts_lock:
             self._ours[name] += 1
 
         def run() -> None:
-            if len(steps) != 1:  # each step matches one of the other ranks, but there may be fewer
+            if len(steps) != 1:  # the ranks compare each step, but not the number of steps
                 self._native.agree(f"{name} of {len(steps)} tensors")
             for step in steps:
                 step()
@@ -354,7 +354,7 @@ def _never_free(group: AccelProcessGroup) -> None:
 
 
 @atexit.register
-def _end_with_the_process() -> None:
+def _wait_for_gloo_at_exit() -> None:
     """Let gloo finish before the interpreter ends.
 
     The groups are never freed, as gloo's threads may still use what they keep.
@@ -364,4 +364,4 @@ def _end_with_the_process() -> None:
         _never_free(group)
     deadline = time.monotonic() + _GLOO_PATIENCE_S
     for group in groups:
-        group._gloo.settles_by(deadline)
+        group._gloo.finishes_by(deadline)

@@ -181,7 +181,7 @@ class SharedMemoryGroup:
             # All ranks have it or none: one without it would run other collectives.
             lacking = torch.tensor([self.size if address > 0 else self.rank], dtype=torch.int32, device="cpu")
             lacking_rank = int(self.all_reduce(lacking, "min"))
-        finally:  # after all ranks have opened this rank's
+        finally:  # all ranks have opened this rank's descriptor
             for descriptor in descriptors:
                 os.close(descriptor)
         meeting.forget()
@@ -253,13 +253,13 @@ def _open(ops: Any, place: GroupPlace) -> int:
     try:
         spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
         process = process_in_proc()
-        here = [int(each.process == process) for each in facts]
+        is_here = [int(each.process == process) for each in facts]
         timeout_ns = int(place.timeout_s * 1e9)
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    number: int = ops.open_group(place.rank, descriptors, here, timeout_ns, spin_ns, isa)  # takes the descriptors
+    number: int = ops.open_group(place.rank, descriptors, is_here, timeout_ns, spin_ns, isa)  # takes the descriptors
     if number < 0:
         raise space_error(size_bytes, -number)
     return number

@@ -1,8 +1,8 @@
 """How the ranks of a group find each other and open each other's shared memory.
 
-The ranks publish in a ``torch.distributed`` store which of their descriptors is their memory. The memory itself has no
-name: a rank opens the descriptor of another through ``/proc`` (proc(5)), which the system permits only to processes of
-the same user. So a killed process leaves no file behind, and no other user can open the memory.
+Each rank publishes the descriptor of its memory in a ``torch.distributed`` store. The memory itself has no name: a rank
+opens another rank's descriptor through ``/proc`` (proc(5)), which the system permits only to processes of the same
+user. So a killed process leaves no file, and no other user can open the memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RankFacts(NamedTuple):
     """What a rank publishes to the others.
 
     Attributes:
-        process: the process that it is a thread of, by its name in ``/proc``.
+        process: the number of its process in ``/proc``.
         descriptor: of its memory, in that process; ``inode`` identifies the memory.
         host: the running kernel and its PID namespace.
         cpus: the cores that it may run on.
@@ -84,8 +84,8 @@ class Meeting:
         """Publish a descriptor of shared memory, and open those of the other ranks.
 
         Args:
-            descriptor: -1 if creating the memory failed, with ``error``: then all ranks raise. Else it stays open until
-                all ranks have opened it.
+            descriptor: -1 if creating the memory failed, with ``error``: then all ranks raise. Otherwise keep it open
+                until all ranks have opened it.
 
         Returns:
             the facts of the ranks, and their descriptors, both by rank. The caller closes the descriptors of the other
@@ -183,7 +183,7 @@ class Meeting:
         """A descriptor of another rank's memory."""
         path = f"/proc/{facts.process}/fd/{facts.descriptor}"
         try:
-            # By now another process may have the number, or the descriptor may be of other memory.
+            # The numbers of the process and the descriptor may have been reused meanwhile.
             if not os.readlink(path).startswith("/memfd:accel_shm_comm") or os.stat(path).st_ino != facts.inode:
                 raise FileNotFoundError(path)
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -274,7 +274,7 @@ def _host() -> str:
 def default_store(rank: int, timeout_s: float) -> Any:
     """The store of ``torch.distributed``'s default process group, else one at MASTER_ADDR:MASTER_PORT.
 
-    If RANK is unset, this is ``rank``; rank 0 serves the store.
+    Rank 0 serves the store. ``rank`` is used if RANK is unset.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()

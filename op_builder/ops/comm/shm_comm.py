@@ -55,7 +55,7 @@ class ShareMemCommModule:
         return self._default.all_reduce(t)
 
     def vector_kernel_level(self) -> int:
-        """2: the kernels add float32, bfloat16 and float16. Callers of DeepSpeed's op ask; 1 would be float32 alone."""
+        """2: the kernels support float32, bfloat16 and float16. DeepSpeed calls this; 1 means float32 only."""
         return 2
 
     @untraced
@@ -89,7 +89,7 @@ class ShareMemCommModule:
             raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
         if store is None and size > 1:
             store = self._common_store(rank, patience_s)
-        # Groups of one name have different keys: they are counted.
+        # Groups of one name are numbered, so their keys differ.
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1

@@ -50,8 +50,8 @@ class CollectiveWork(Work):
         """Return True when the tensors are filled; raise its error, or after ``timeout`` a CommunicationError."""
         if not self._is_done and self._queue is not None:
             self._queue.finish(self, timeout.total_seconds() or _FOREVER)
-        # A thread is about to complete the future: this one, if it is a signal handler that interrupted the collective.
-        if self._future is not None and self._queue is not None and not self._queue.is_my_turn():
+        # Another thread is about to complete the future, unless this is a signal handler inside the collective.
+        if self._future is not None and self._queue is not None and not self._queue.is_inside_collective():
             with suppress(Exception):  # the same error as below
                 self._future.wait()
         if self._error is not None:
@@ -96,7 +96,7 @@ class CollectiveWork(Work):
     def run(self) -> None:
         """Run the collective and keep its error. The queue calls this once.
 
-        An exception that is no Exception, such as KeyboardInterrupt, is raised; later waits raise a CommunicationError.
+        A BaseException such as KeyboardInterrupt is also raised here; later waits raise a CommunicationError.
         """
         assert self._function is not None
         assert self._state is not None
@@ -147,8 +147,8 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Whoever holds the lock runs the next function. The thread that holds it can come back from a signal handler:
-        # then _is_running is set.
+        # The thread that holds the lock runs the next function. Its signal handlers can acquire the lock again;
+        # _is_running detects that.
         self._turn = threading.RLock()
         self._is_running = False
         self._waiting: deque[CollectiveWork] = deque()
@@ -160,7 +160,7 @@ class WorkQueue:
         self._reason: AccelError | None = None
 
     def run(self, function: Callable[[], None]) -> None:
-        """Run ``function`` here, after everything that is queued; an error inside another collective of the queue."""
+        """Run ``function`` here, after everything that is queued; an error inside a collective of the queue."""
         with self._my_turn(_FOREVER):
             while (work := self._take()) is not None:
                 work.run()
@@ -202,7 +202,7 @@ class WorkQueue:
                     work.end(self._reason or _interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
-        """Fail everything that is queued, and let the threads end after their present work."""
+        """Fail everything that is queued, and let the threads end after their current work."""
         self._reason = reason
         with self._lock:  # afterwards no thread is started
             self._is_closed = True
@@ -212,7 +212,7 @@ class WorkQueue:
 
     def join(self) -> None:
         """Wait a few seconds for a closed queue's threads: one that outlives the interpreter aborts the process."""
-        if self.is_my_turn():
+        if self.is_inside_collective():
             return
         deadline = time.monotonic() + _JOIN_S
         with self._lock:
@@ -242,8 +242,8 @@ class WorkQueue:
             thread.start()
             self._threads.add(thread)
 
-    def is_my_turn(self) -> bool:
-        """Whether this is a signal handler inside a collective, for whose end the threads wait."""
+    def is_inside_collective(self) -> bool:
+        """Whether this is a signal handler that interrupted a collective of the queue."""
         if not self._turn.acquire(blocking=False):
             return False
         try:

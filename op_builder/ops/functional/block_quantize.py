@@ -12,7 +12,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import bounded_int, checked_shape
 from op_builder.ops.functional.device_tensors import call, require_plain
 
-_LARGEST_BLOCK = 2**62  # the kernels add a block to a tensor's elements
+_LARGEST_BLOCK = 2**62  # the kernels add it to a tensor's number of elements
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -1,4 +1,4 @@
-"""Ops of functions of torch, without native code."""
+"""Ops made of torch functions, without native code."""
 
 from __future__ import annotations
 

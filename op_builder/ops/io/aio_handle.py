@@ -87,10 +87,10 @@ class Handle(LockedTensors):
         self._settings = settings
         self._owner = os.getpid()
         self._numbers = itertools.count(1)
-        # By number; an operation is here before the native op starts it, and until its outcome is known, so that its
-        # memory is kept whatever exception a signal raises. There are no locks: a signal's handler may use the handle.
+        # By number; an operation is here before the native op starts it and until its outcome is known, so that no
+        # exception of a signal handler can free its memory. No locks, because a signal handler may use the handle.
         self._operations: dict[int, Operation] = {}
-        self._in_calls: set[int] = set()  # operations that wait() leaves to the calls they belong to
+        self._in_calls: set[int] = set()  # operations of running calls, which wait() ignores
         # The native handle waits for what is in flight; the tensors are kept until then.
         weakref.finalize(self, _destroy, ops, number, self._owner, self._operations)
 
@@ -120,7 +120,7 @@ class Handle(LockedTensors):
         return self._settings.intra_op_parallelism
 
     def get_alignment(self) -> int:
-        """Bytes that sizes and offsets are best multiples of: a page for each thread. Others work, too."""
+        """The best alignment of sizes and offsets, in bytes: a page for each thread. Others work, too."""
         return os.sysconf("SC_PAGESIZE") * self._settings.intra_op_parallelism
 
     def counters(self) -> HandleCounters:
@@ -253,7 +253,7 @@ class Handle(LockedTensors):
             raise failures[0]
 
     def _finish(self, operations: Mapping[int, Operation]) -> tuple[int, list[StorageError]]:
-        """Wait for operations; how many there were and which failed. If several threads wait, one gets an outcome."""
+        """Wait for operations; return how many ended, and the failures. Each outcome goes to one waiting thread."""
         numbers = list(operations)
         while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
             pass
@@ -285,7 +285,7 @@ class Handle(LockedTensors):
 
 
 def _background_and_offset(name: str, rest: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[bool, int]:
-    """The arguments ``async`` and ``file_offset``, of which the first cannot be a parameter's name."""
+    """The arguments ``async``, which is a reserved word, and ``file_offset``."""
     names = ("async", "file_offset")
     given = dict(zip(names, rest, strict=False))
     unknown = [key for key in keywords if key not in names or key in given]
@@ -296,7 +296,7 @@ def _background_and_offset(name: str, rest: tuple[Any, ...], keywords: dict[str,
 
 
 def _one_file(filename: File | None, descriptor: int | None) -> File:
-    """The file that a call names, once."""
+    """The file, given by name or by descriptor."""
     if (filename is None) == (descriptor is None):
         raise OpArgumentError("The call names no file, or two.", "Pass either filename or fd.")
     return filename if descriptor is None else descriptor  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What reading and writing files in pieces needs: handles that are used again, and what the page cache has."""
+"""Helpers to read and write files in pieces: reusable handles, and reads from the page cache alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIECE_BYTES = 32 << 20
 
 
 class Handles:
-    """Handles of ``async_io`` with these settings, or an OpArgumentError; concurrent transfers have one each."""
+    """Reusable handles of ``async_io``, one per concurrent transfer; an OpArgumentError for invalid settings."""
 
     def __init__(self, settings: Mapping[str, Any] = DEFAULT_SETTINGS) -> None:
         unknown = [name for name in settings if name not in HandleSettings._fields]
@@ -49,7 +49,7 @@ class Handles:
         if handle is None:
             handle = AsyncIOBuilder().load().aio_handle(**self._settings)
         yield handle
-        # Not after an exception, when something may be in flight: the handle's end waits for it.
+        # Not after an exception: commands may be in flight, for which the dropped handle waits.
         self._idle.append(handle)
 
 
@@ -57,19 +57,19 @@ def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
     """Fill the beginning of ``memory`` from a file, as far as the page cache has it.
 
     Returns:
-        how many bytes that were; 0 where the system does not support the question.
+        how many bytes were read; 0 if the system does not support this.
     """
     flag = getattr(os, "RWF_NOWAIT", None)
     done = 0
     try:
         while flag is not None and done < len(memory):
-            # The kernel reads ahead as much as was missing, so ask for little where little is known.
+            # The kernel reads ahead as much as was missing, so requests begin small and grow.
             block = memory[done : 2 * done + mmap.PAGESIZE]
             count = os.preadv(descriptor, [block], offset + done, flag)
             done += count
             if count < len(block):
                 break
-    except OSError:  # EAGAIN at the first page that is not in the cache; what is wrong with the file, a read reports
+    except OSError:  # EAGAIN at the first page that is not cached; a later read reports other errors
         pass
     return done
 

@@ -1,4 +1,4 @@
-"""``load_safetensors``: the tensors of anybody's safetensors file."""
+"""``load_safetensors``: the tensors of any safetensors file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from op_builder.system.records import RecordError
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
-_SHARED_BYTES = 8 << 20  # smaller tensors have memory together: reading each would take longer than its bytes
+_SHARED_BYTES = 8 << 20  # smaller tensors share memory, because one read for each would be slow
 
 
 def load_safetensors(
@@ -35,9 +35,9 @@ def load_safetensors(
 ) -> dict[str, torch.Tensor]:
     """Read all tensors of a safetensors file, whoever wrote it.
 
-    What the page cache has of the beginning of each 32 MiB is copied from there. The rest is read by the op
-    ``async_io``, past the page cache; by plain reads where the op cannot be built or loaded. The file is not mapped: it
-    may be changed or removed afterwards.
+    The cached beginning of each 32 MiB is copied from the page cache. The op ``async_io`` reads the rest, bypassing
+    the cache; if it cannot be built or loaded, plain reads do. The file is not mapped: it may be changed or removed
+    afterwards.
 
     Args:
         path: the file.
@@ -46,7 +46,7 @@ def load_safetensors(
 
     Returns:
         The tensors by their names, in the order of their bytes, with the file's types and shapes. In host memory,
-        neighbours of together at most 8 MiB share a block of memory, which is freed with the last of them.
+        neighbours of at most 8 MiB in total share a block of memory, which is freed with the last of them.
 
     Raises:
         DamagedTensorError: it is not an intact safetensors file, or torch lacks a type.
@@ -91,9 +91,9 @@ def load_safetensors(
 
 
 class _Run:
-    """Neighbours in a file, whose bytes are from ``begin`` to ``end``, and memory for them.
+    """Adjacent tensors of a file, its bytes from ``begin`` to ``end``, and memory for them.
 
-    The memory has the place in its page that the bytes have in the file, so that they can go there directly.
+    The memory begins at the same offset in a page as the bytes in the file, so that direct reads work.
     """
 
     def __init__(self, entries: list[Entry], data_begin: int) -> None:
@@ -131,9 +131,9 @@ class _Piece(NamedTuple):
 
 
 def _pieces(entries: list[Entry], data_begin: int) -> Iterator[_Piece]:
-    """All bytes of the file behind its header; a run's memory is allocated with its first piece."""
-    for together in _together(entries):
-        run = _Run(together, data_begin)
+    """All bytes of the file after its header; a run's memory is allocated with its first piece."""
+    for group in _grouped(entries):
+        run = _Run(group, data_begin)
         at = run.begin
         while True:  # one piece even of a run without bytes
             end = min(run.end, at + file_pieces.PIECE_BYTES)
@@ -143,7 +143,7 @@ def _pieces(entries: list[Entry], data_begin: int) -> Iterator[_Piece]:
             at = end
 
 
-def _together(entries: list[Entry]) -> Iterator[list[Entry]]:
+def _grouped(entries: list[Entry]) -> Iterator[list[Entry]]:
     found: list[Entry] = []
     for entry in entries:
         if found and entry.end - found[0].begin > _SHARED_BYTES:
@@ -155,7 +155,7 @@ def _together(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 class _Reader:
-    """Reads parts of a file, from several threads; ``refusal`` is why it does so without the op, if it does."""
+    """Reads parts of a file, from several threads; ``refusal`` is the reason if it does so without the op."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor

@@ -4,7 +4,7 @@
 
     8 bytes        the header's length, little-endian
     the header     a JSON object: dtype, shape and data_offsets of each tensor, texts in ``__metadata__``; blanks
-    to the end     the tensors' bytes, one tensor behind the other without a gap
+    to the end     the tensors' bytes, one tensor after another without a gap
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-"""torch's types by their names in files. An element of torch's for F4 is two of the file's."""
+"""torch's types by their names in files. One torch element of F4 is two elements in the file."""
 
 
 class Entry(NamedTuple):
@@ -76,7 +76,7 @@ def check_byte_order() -> None:
 
 
 def header_bytes(length: bytes, file_bytes: int) -> int:
-    """The length of a header by the file's first ``LENGTH_BYTES``; a RecordError if no file of that size has it."""
+    """The header's length, from the file's first ``LENGTH_BYTES``; a RecordError if the file cannot have it."""
     size = int.from_bytes(length, "little")
     if len(length) < LENGTH_BYTES or size > file_bytes - LENGTH_BYTES:
         raise RecordError("it is shorter than its header")
@@ -114,7 +114,7 @@ def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[En
 
 
 def encoded(members: dict[str, Any], size: int) -> bytes:
-    """The first ``size`` bytes of a file, with blanks behind the header, whose ``members`` must fit."""
+    """The first ``size`` bytes of a file: the header, which must fit, padded with blanks."""
     header_size = size - LENGTH_BYTES
     return header_size.to_bytes(LENGTH_BYTES, "little") + json.dumps(members).encode().ljust(header_size)
 

@@ -42,7 +42,7 @@ class TensorStore:
             ``python -m op_builder.tune_aio`` finds them.
 
     Raises:
-        OpArgumentError: ``threads`` is not a positive int, or a handle does not take ``aio``.
+        OpArgumentError: ``threads`` is not a positive int, or ``aio`` is invalid.
         StorageError: the directory cannot be created or read.
         IncompatibleOpError: this machine is big-endian.
     """
@@ -102,7 +102,7 @@ class TensorStore:
 
         Args:
             out: filled with it; of its shape and type, on any device. By default a new tensor in host memory.
-            progress: as of :meth:`save`.
+            progress: as in :meth:`save`.
 
         Returns:
             ``out``, or the new tensor.
@@ -111,7 +111,7 @@ class TensorStore:
             OpArgumentError: the name is invalid, or ``out`` does not fit; it was not touched.
             TensorNotFoundError: no tensor has that name.
             DamagedTensorError: the file is not what was saved; the content of ``out`` is undefined.
-            StorageError: reading failed; the same.
+            StorageError: reading failed; ``out`` is undefined, too.
         """
         self._files.path(name)
         return self._queue.run(name, partial(self._load, name, out, progress))

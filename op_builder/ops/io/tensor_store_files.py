@@ -31,7 +31,7 @@ _PARTIAL = ".partial"
 _NAME = re.compile(r"(?!__metadata__$)[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 # On another host, or without locks, a writer counts as dead when its file is this old.
 _ABANDONED_S = 24 * 3600.0
-# The whole name of a file that :meth:`StoreFiles.replacement` makes; others stay.
+# Only files with such names, from :meth:`StoreFiles.replacement`, are removed.
 _GENERATED = re.compile(rf"\.[^@]+@\d+@[0-9a-f]{{16}}{re.escape(_PARTIAL)}")
 
 
@@ -117,7 +117,7 @@ class StoreFiles:
                 is_ours = True
                 with contextlib.suppress(OSError):  # a file system without locks
                     is_ours = try_lock(descriptor)
-                if is_ours and os.path.exists(partial):  # or another process removes it, as if its writer were killed
+                if is_ours and os.path.exists(partial):  # else another process took its writer for dead
                     return partial, descriptor
             except BaseException:
                 os.close(descriptor)
@@ -159,7 +159,7 @@ class StoreFiles:
 
 @contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Make errors of the system and of ``async_io`` name the store's file."""
+    """Turn errors of the system and of ``async_io`` into StorageErrors that name the file."""
     try:
         yield
     except OSError as error:

@@ -23,7 +23,7 @@ _FOREIGN = "no TensorStore of this version wrote it; load_safetensors() reads an
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")  # quantized: the bytes are not all of it
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")  # quantized: the bytes lack the scale
 }
 """The types that can be stored, by their names."""
 _SAFETENSORS_NAMES = {dtype: name for name, dtype in safetensors_format.DTYPES.items()}
@@ -63,7 +63,7 @@ def encoded_header(name: str, info: TensorInfo) -> bytes:
 
 
 def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
-    """The tensor that the first bytes of a file describe; a RecordError says why they do not.
+    """The tensor that the first bytes of a file describe; a RecordError if they are invalid.
 
     ``header`` is the first ``HEADER_BYTES``, or all of a shorter file; ``file_bytes`` is the file's length.
     """

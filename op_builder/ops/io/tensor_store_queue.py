@@ -22,7 +22,7 @@ class _Task(Future[T]):
     Attributes:
         state: the thread-local state of the caller, for the work and for callbacks.
         work: run by a worker at the task's turn; None if the calling thread waits for ``turn`` and does the work.
-        has_callbacks: somebody wants to be called when it is done.
+        has_callbacks: whether callbacks were added.
         is_taken: a worker does it, or has done it.
         keeps_place: its worker continues with another task, instead of running callbacks.
     """
@@ -61,7 +61,7 @@ class _Task(Future[T]):
         super().add_done_callback(fn)
 
     def failure(self) -> BaseException | None:
-        """The exception of a task that is done, where it was not reported."""
+        """The exception of a finished task, unless it was reported."""
         return None if self.is_reported else super().exception()
 
     def _check_wait(self, timeout: float | None) -> None:
@@ -93,7 +93,7 @@ class StoreQueue:
         task = _Task(self, name, work)
         try:
             self._enter(task)
-            self._hire()
+            self._start_worker()
         except BaseException as error:  # no thread can be started, the store is closed, or Ctrl-C
             with self._lock:
                 task.is_background = task.is_taken
@@ -144,7 +144,7 @@ class StoreQueue:
 
     def check_wait(self) -> None:
         """Raise an OpArgumentError in a thread that does the queue's work, which would wait for itself."""
-        if getattr(self._here, "is_working", False):
+        if getattr(self._thread_local, "is_working", False):
             raise OpArgumentError(
                 "A progress callback must not wait for its store: it would wait for itself.",
                 "Call save_async() or load_async() there, and wait for the future elsewhere.",
@@ -153,14 +153,14 @@ class StoreQueue:
     def _reset(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._here = threading.local()
+        self._thread_local = threading.local()
         self._lines = {}
         self._ready = deque()
         self._failed = []
         self._workers = 0
 
     def _check_fork(self) -> None:
-        if self._owner != os.getpid():  # a fork has none of the threads, nor their work
+        if self._owner != os.getpid():  # a forked child has neither the threads nor their work
             self._reset()
 
     def _wait(self) -> list[_Task[Any]]:
@@ -173,11 +173,11 @@ class StoreQueue:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        self._here.is_working = True
+        self._thread_local.is_working = True
         try:
             yield
         finally:
-            self._here.is_working = False
+            self._thread_local.is_working = False
 
     # Lines --------------------------------------------------------------------------------------
 
@@ -220,15 +220,15 @@ class StoreQueue:
         if task.keeps_place:
             return  # its worker takes the next: starting a thread takes longer than a small task
         try:
-            self._hire()
+            self._start_worker()
         except RuntimeError:
             if not task.is_background:
                 self._work(has_place=False)
 
     # Workers ------------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
-        """Start a thread if there is work for one more; a RuntimeError if the system has none, or Python ends."""
+    def _start_worker(self) -> None:
+        """Start a thread if there is work for it; a RuntimeError if the system refuses, or Python is exiting."""
         with self._lock:
             if not self._ready or self._workers >= self._threads:
                 return

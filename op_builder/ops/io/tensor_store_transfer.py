@@ -43,7 +43,7 @@ class Transfers:
         self.counters = StoreCounters()
 
     def transfer(self, descriptor: int, path: Path, body: torch.Tensor, progress: Progress | None, action: str) -> str:
-        """Write the uint8 vector ``body`` behind a file's header, or fill it from there; returns its checksum.
+        """Write the uint8 vector ``body`` after a file's header, or fill it from there; returns its checksum.
 
         ``action`` is ``Saving`` or ``Loading``; ``path`` is the file's name in error messages.
         """
@@ -59,22 +59,22 @@ class Transfers:
             checksum.update(memory)
             report(body.nbytes, body.nbytes)
         elif done < body.nbytes:
-            arrived: torch.Tensor | None = None
+            last_read: torch.Tensor | None = None
             with self._handles.one() as handle:
                 begin_piece = handle.async_pwrite if is_write else handle.async_pread
                 while done < body.nbytes:
                     piece = body[done : done + file_pieces.PIECE_BYTES]
                     with explained(f"{action} {path}", path):
                         begin_piece(piece, descriptor, HEADER_BYTES + done)
-                        known = piece if is_write else arrived
-                        if known is not None:
-                            checksum.update(memory_of(known))
+                        ready = piece if is_write else last_read
+                        if ready is not None:
+                            checksum.update(memory_of(ready))
                         handle.wait()
-                    arrived = piece
+                    last_read = piece
                     done += piece.nbytes
                     report(done, body.nbytes)
-            if arrived is not None and not is_write:
-                checksum.update(memory_of(arrived))
+            if last_read is not None and not is_write:
+                checksum.update(memory_of(last_read))
         elif body.nbytes == 0:
             report(0, 0)
         self._count(is_write, body.nbytes, time.perf_counter() - started_s)
@@ -93,7 +93,7 @@ class Transfers:
 
 
 def _read_cached(descriptor: int, body: torch.Tensor, checksum: Any, report: Progress) -> int:
-    """Fill the beginning of ``body`` as far as the page cache has it; returns how many bytes that are."""
+    """Fill the beginning of ``body`` as far as the page cache has it; returns how many bytes that is."""
     memory = memory_of(body)
     torch.autograd.graph.increment_version(body)  # as a handle does
     block_bytes = min(_BLOCK_BYTES, file_pieces.PIECE_BYTES)

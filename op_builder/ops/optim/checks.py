@@ -1,6 +1,6 @@
-"""Checks of parameters, gradients and states, with messages in the terms of an optimizer's user.
+"""Checks of parameters, gradients and states that name parameters as the optimizer's user knows them.
 
-A native op checks them as well, but knows only their positions in its lists.
+A native op checks them, too, but knows only positions in its lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def place_of(group_index: int, index: int, param: torch.Tensor) -> str:
 
 
 def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
-    """Raise an OpArgumentError if a parameter does not fit except for its device, or its norm if ``is_normed``."""
+    """Raise an OpArgumentError if a parameter does not fit; ``is_normed`` if its norm is needed. Ignores the device."""
     what = place[0].upper() + place[1:]
     if param.dtype not in DTYPES:
         raise OpArgumentError(

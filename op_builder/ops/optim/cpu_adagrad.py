@@ -58,7 +58,7 @@ class CPUAdagrad(HostOptimizer):
             weight_decay=weight_decay,
             initial_accumulator_value=initial_accumulator_value,
         )
-        # torch.optim.Adagrad also makes its state here, and needs it in a state that it loads.
+        # torch.optim.Adagrad also makes its state here, and expects it in a ``state_dict``.
         for group in self.param_groups:
             for param in group["params"]:
                 self.state_of(param, group)

@@ -67,10 +67,10 @@ class CPUSGD(HostOptimizer):
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
         check_shapes(what, entry, param, self._states_of(group))  # torch.optim.SGD's state has a buffer at most
 
-    def _steps_done(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
+    def _after_update(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
         if group["momentum"] == 0:  # a later momentum starts with a new buffer, as in torch
             torch._foreach_zero_(steps)
 
-    def _step_without_one(self, state: Mapping[str, Any]) -> float:
+    def _step_if_missing(self, state: Mapping[str, Any]) -> float:
         # A buffer means that the first step is done; the formula does not depend on the number of later ones.
         return 0.0 if state.get("momentum_buffer") is None else 1.0

@@ -86,7 +86,7 @@ class FusedOp(NativeOp):
         if not len(tensors.params):
             return
         if is_traced():
-            # Tensors of the graph, where numbers would be its constants.
+            # As tensors, because numbers would be constants of the graph.
             zero = torch.zeros(1, dtype=torch.float32, device=tensors.params[0].device)
             if isinstance(step, int):
                 roles["step"] = steps = [zero + (number - 1)]
@@ -111,7 +111,7 @@ class FusedOp(NativeOp):
 
     def prepared_arguments(self, options: Sequence[float], control: Control, device: torch.device) -> tuple[Any, ...]:
         """The arguments of ``update_prepared`` after the list's number."""
-        # Moved to the list's device without waiting. To the CPU it waits: the value would be read before it arrives.
+        # Without waiting, except for a move to the CPU, where the value would be read before it arrives.
         moved = (
             None if tensor is None else tensor.to(device, non_blocking=device.type != "cpu")
             for tensor in control.tensors()

@@ -121,7 +121,7 @@ class HostOp(NativeOp):
             f"destroy_{kind}",
             "Forget an optimizer and free its id.\n\nRaises OpArgumentError if no optimizer has this id.",
             {"optimizer_id": REQUIRED},
-            lambda given: self._modes.pop(self._created(given["optimizer_id"])),
+            lambda given: self._modes.pop(self._existing_id(given["optimizer_id"])),
         )
 
     def _create(self, given: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class HostOp(NativeOp):
             values = ", ".join(f"{key}={value}" for key, value in {**numbers, **modes}.items())
             logger.info("%s optimizer %s: %s arithmetic, %s", declared.name, number, self.isa, values)
 
-    def _created(self, optimizer_id: Any) -> int:
+    def _existing_id(self, optimizer_id: Any) -> int:
         number = _identity(optimizer_id)
         if number not in self._modes:
             raise OpArgumentError(
@@ -150,7 +150,7 @@ class HostOp(NativeOp):
     def _values(self, given: dict[str, Any]) -> list[float]:
         """The options of an update of one tensor, in the op's order."""
         declared = self.declaration
-        modes = self._modes[self._created(given["optimizer_id"])]
+        modes = self._modes[self._existing_id(given["optimizer_id"])]
         numbers = checked_numbers(**{key: given[key] for key in declared.numbers})
         switches = {key: bool(given[key]) for key in declared.switches}
         values = {**declared.constants, **numbers, **modes, **switches}
@@ -183,7 +183,7 @@ def _lists_of_one(given: Mapping[str, Any], states: Sequence[str]) -> TensorList
 
 
 def _has_halves(*lists: Sequence[torch.Tensor]) -> bool:
-    """Whether the lists are of types that an update takes, one of them of 16 bits; other tensors the op refuses."""
+    """Whether all tensors fit an update and one is of 16 bits; the op rejects tensors that do not fit."""
     tensors = [tensor for each in lists for tensor in each]
     if not all(isinstance(tensor, torch.Tensor) and is_dense(tensor) and tensor.is_cpu for tensor in tensors):
         return False

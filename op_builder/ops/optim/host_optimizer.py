@@ -23,7 +23,7 @@ from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
-# The optimizer's own options, which are not a group's, with the values where an old pickle lacks them.
+# Options of the optimizer, not of a group, and their values for old pickles that lack them.
 _SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0, "in_backward": False}
 
 
@@ -84,7 +84,7 @@ class HostOptimizer(NativeOptimizer):
         self.seed = whole_number("seed", settings.get("seed", 0))
         self.in_backward = bool(settings.get("in_backward", False))
         if self.in_backward:
-            self._require_no_whole()
+            self._reject_options_needing_all_grads()
         options |= {"maximize": settings.get("maximize", False), "states": settings.get("states", "float32")}
         self._hooks = []
         try:
@@ -170,11 +170,11 @@ class HostOptimizer(NativeOptimizer):
         """Update all batches; gradients are multiplied by ``factor`` first."""
         for batch in batches:
             batch.update(self._option_values(batch.group, batch.op), self._pass(batch.group, factor))
-            self._steps_done(batch.group, batch.named["step"])
+            self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:
                 torch._foreach_zero_(batch.copied)
 
-    def _steps_done(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
+    def _after_update(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
         """Called after the update of parameters of a group, with their counters; for optimizers that restart them."""
 
     def _pass(self, group: Mapping[str, Any], factor: float = 1.0) -> Pass:
@@ -186,7 +186,7 @@ class HostOptimizer(NativeOptimizer):
             seed=self.seed,
         )
 
-    def _require_no_whole(self) -> None:
+    def _reject_options_needing_all_grads(self) -> None:
         """Raise an OpArgumentError if an option needs all gradients at once."""
         for name in ("max_grad_norm", "zero_grads"):
             if getattr(self, name) not in (None, False):
@@ -197,7 +197,7 @@ class HostOptimizer(NativeOptimizer):
 
     def update_one(self, param: torch.Tensor, group_index: int, index: int) -> None:
         """Update one parameter of a group, for ``in_backward``; an OpArgumentError changes nothing."""
-        self._require_no_whole()
+        self._reject_options_needing_all_grads()
         group, place = self.param_groups[group_index], place_of(group_index, index, param)
         self._check_group(group)
         self.check_tensors(param, place, group)
@@ -205,14 +205,14 @@ class HostOptimizer(NativeOptimizer):
         state, op = self.state_of(param, group), self.native_of(group)
         states, scales = ([[state[name]] for name in names] for names in self.names_of(group))
         grad = param.grad.resolve_neg().contiguous()
-        # The place is that of a step of all groups, so that random rounding gives the same bits.
+        # The same place as in step(), so that random rounding gives the same bits.
         place_number = (group_index << 32) + index
         lists = TensorLists([param], [grad], states, scales, self._groups.copies_of([param]), [place_number])
         step = int(step_count(f"The state of {place}", state["step"])) + 1
         with Batch(group, group_index, op, indices=[index], params=[param]).named_errors():
             op.update_list(lists, step, self._option_values(group, op), self._pass(group))
         state["step"] += 1
-        self._steps_done(group, [state["step"]])
+        self._after_update(group, [state["step"]])
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Also write each new parameter to another tensor, rounded to that tensor's type.
@@ -264,8 +264,8 @@ class HostOptimizer(NativeOptimizer):
 
     # Called by the base -----------------------------------------------------------------------
 
-    def _start(self) -> None:
-        super()._start()
+    def _make_unsaved(self) -> None:
+        super()._make_unsaved()
         self.grad_norm = None
         self.skipped = False
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _hooks: MutableMapping[torch.Tensor, _UpdateOne] = WeakIdKeyDictionary()
-"""The hook that updates a parameter; one whose optimizer is gone stays until another takes its place."""
+"""The hook that updates a parameter; one whose optimizer was freed stays until it is replaced."""
 
 
 class _UpdateOne:
@@ -49,7 +49,7 @@ class _UpdateOne:
             )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             _warn_of_ranks(torch.distributed.get_world_size())
-        self._place = _found(optimizer, param, *self._place)
+        self._place = _current_place(optimizer, param, *self._place)
         with torch.no_grad():
             optimizer.update_one(param, *self._place)
         param.grad = None
@@ -64,7 +64,7 @@ def _warn_of_ranks(count: int) -> None:
         )
 
 
-def _found(optimizer: HostOptimizer, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:
+def _current_place(optimizer: HostOptimizer, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:
     """Where a parameter is now: groups may be removed and reordered."""
     groups = optimizer.param_groups
     if group_index < len(groups):

@@ -270,7 +270,7 @@ class PreparedList:
                 taken, *strided = self._op.ops.replace_grads.default(self._number, grads)
         except (RuntimeError, TypeError) as error:  # NotImplementedError, a RuntimeError: torch has no kernel for one
             if all(isinstance(grad, torch.Tensor) for grad in grads) and not isinstance(error, NotImplementedError):
-                raise  # a gradient's own
+                raise  # an error of a gradient itself
         if taken != len(grads):
             raise self._op.unfit_tensor({"grad": grads}, self._device)
         self._grads = tuple(grads)

@@ -59,23 +59,23 @@ class NativeStates(Optimizer):
         """The initial value of a state."""
         return 0.0
 
-    def _step_without_one(self, _state: Mapping[str, Any]) -> float:
+    def _step_if_missing(self, _state: Mapping[str, Any]) -> float:
         """The number of updates of a saved state that lacks ``step``."""
         return 0.0
 
     # Memory of states -----------------------------------------------------------------------------
 
-    def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _state_copy(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A contiguous copy for a state of ``param``, on its device."""
         if param.is_cpu:
             return self._memory.copy(source, dtype)
         return source.detach().to(param.device, dtype, copy=True, memory_format=torch.contiguous_format)
 
-    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
+    def _step_copy(self, step: Any, param: torch.Tensor) -> torch.Tensor:
         """A copy of a step counter as the op takes it; raises an OpArgumentError if it is not a number."""
         if not isinstance(step, torch.Tensor) or step.numel() != 1:
             step = torch.tensor(step_count("A loaded state", step), dtype=torch.float32, device="cpu")
-        return self._place(step.reshape(()), param, torch.float32)
+        return self._state_copy(step.reshape(()), param, torch.float32)
 
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
         """Whether the op takes this step counter."""
@@ -113,7 +113,7 @@ class NativeStates(Optimizer):
         if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
             state = self.state[param] = self._loaded(state, param, group)
         elif not self._is_step(state["step"], param):  # from an old checkpoint
-            state["step"] = self._place_step(state["step"], param)
+            state["step"] = self._step_copy(state["step"], param)
         return state
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,8 +121,8 @@ class NativeStates(Optimizer):
         states = self._states_of(group)
         of_states = {name for state in states for name in (state, *packed_states.names(state))}
         loaded = {name: value for name, value in saved.items() if name not in of_states}
-        step = saved["step"] if "step" in saved else self._step_without_one(saved)
-        loaded["step"] = self._place_step(step, param)
+        step = saved["step"] if "step" in saved else self._step_if_missing(saved)
+        loaded["step"] = self._step_copy(step, param)
         for name in states:
             loaded.update(self._loaded_state(name, saved, param, group))
         return loaded
@@ -134,20 +134,20 @@ class NativeStates(Optimizer):
         non_negative = name in self.NON_NEGATIVE
         packed = packed_states.names(name)
         if group["states"] == "8bit" and packed_states.are_saved(name, saved):
-            return {key: self._place(saved[key], param, saved[key].dtype) for key in packed}
+            return {key: self._state_copy(saved[key], param, saved[key].dtype) for key in packed}
         value = packed_states.saved_values(name, saved, non_negative)
         if value is None:
-            # A single element in memory: its copy is filled as it is written.
+            # Only one element is in memory; the copy has them all.
             first = torch.full((), self._first_value(name, group), dtype=torch.float32, device=param.device)
             value = first.expand(local_of(param).shape)
         value = local_of(value, param)
         if group["states"] != "8bit":
-            return {name: like_param(self._place(value, param, state_dtype(param, group)), param)}
+            return {name: like_param(self._state_copy(value, param, state_dtype(param, group)), param)}
         encoded = packed_states.encoded(value, non_negative)
-        return {key: self._place(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
+        return {key: self._state_copy(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
 
     def _without_packed_shards(self, made: dict[str, Any]) -> dict[str, Any]:
-        """A ``state_dict()`` of plain dictionaries, with decoded states of what ranks share.
+        """The ``state_dict()`` as plain dictionaries, with decoded states of sharded parameters.
 
         torch.load(weights_only=True) loads no other dictionaries, and code that joins or splits shards cannot interpret
         8-bit codes and their scales.

@@ -50,12 +50,12 @@ class NativeOptimizer(NativeStates):
         """
         options = {**_FIXED, **_IGNORED, **options}
         self._check_group(options)
-        self._start()
+        self._make_unsaved()
         super().__init__(params, options)
 
     # Overridden by some optimizers --------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _make_unsaved(self) -> None:
         """Make the attributes that are not saved."""
         self._natives = {}
         self._memory = SmallTensors()
@@ -159,7 +159,7 @@ class NativeOptimizer(NativeStates):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         if self._loading is None:
-            self._start()
+            self._make_unsaved()
             for group in self.param_groups:
                 self.native_of(group)
             return

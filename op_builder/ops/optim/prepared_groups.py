@@ -69,7 +69,7 @@ class Batch:
     prepared: PreparedList = field(init=False)
 
     def local_grads(self, grads: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The local shards of the gradients, unchanged and redistributed like the parameters."""
+        """The local shards of the gradients, first unchanged, then redistributed like the parameters."""
         if self.sharding is None:
             return grads, grads
         return list(map(local_of, grads)), list(map(local_of, grads, self.params))
@@ -77,7 +77,7 @@ class Batch:
     def set_grads(
         self, grads: list[torch.Tensor], fitting: list[torch.Tensor], strided: Sequence[int]
     ) -> list[torch.Tensor]:
-        """Set what :meth:`local_grads` returned; return the second with copies of those that are not contiguous."""
+        """Keep the results of :meth:`local_grads`; return ``fitting`` with copies of those at ``strided``."""
         if strided:
             fitting = list(fitting)
             for place in strided:
@@ -172,7 +172,7 @@ class PreparedGroups:
             else:
                 batches = self._prepare(owner, groups, grads, state)
         for batch in batches:
-            # The op does not see a shape or a lazy negation.
+            # The op checks neither shapes nor lazy negations.
             for at in batch.prepared.moved_params():
                 owner.check_tensors(batch.params[at], batch.place(at), batch.group)
         if writes_grads and not self._grads_are_writable:
@@ -307,7 +307,7 @@ class PreparedGroups:
         if len(batches) > 1:  # within one list the native op checks it
             _require_apart((batch, chain(batch.shards, *batch.named.values())) for batch in batches)
         self._batches = batches
-        # Those without a gradient count: every rank of a mesh has to add to a norm.
+        # Also without a gradient: every rank of a mesh must take part in a norm.
         self._shardings = dict.fromkeys(sharding_of(param) for group in groups for param in group["params"])
         self._has_flat_params = any(is_flat(param) for group in groups for param in group["params"])
         self._seen_params = [tuple(group["params"]) for group in groups]

@@ -57,7 +57,7 @@ def sharding_of(param: torch.Tensor) -> Sharding | None:
 
 
 def is_flat(param: torch.Tensor) -> bool:
-    """Whether FSDP1 manages this parameter: it is a shard without any sign of it but this."""
+    """Whether FSDP1 manages this parameter, of which this attribute is the only sign."""
     return getattr(param, "_fsdp_flattened", False)
 
 

@@ -23,7 +23,7 @@ class SmallTensors:
     """Makes contiguous CPU tensors, and places small ones next to each other."""
 
     def __init__(self) -> None:
-        # Steps are apart from arrays and close together: an update reads all of them first.
+        # Steps are stored together, apart from arrays: an update reads all of them first.
         self._numbers = _Chunks(1)
         self._arrays = _Chunks(_ALIGNMENT)
 

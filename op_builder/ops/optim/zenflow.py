@@ -19,8 +19,8 @@ from op_builder.ops.arguments import checked_numbers, step_number
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import TensorLists
 
-MAX_GROUPS = 1024  # the size of a control block is asked before the number of groups is known
-_TURN_S = 1.0  # between two looks at whether the trainer still runs
+MAX_GROUPS = 1024  # the size of a control block is needed before the number of groups is known
+_POLL_S = 1.0  # how often the worker checks that the trainer runs
 
 
 class _Semaphore(ctypes.Structure):
@@ -79,7 +79,7 @@ class HostAdam(HostOp):
             cores = frozenset(map(int, cpus))
         except (TypeError, ValueError):
             raise OpArgumentError(f"cpus is {cpus!r}.", "Pass a list with the numbers of cores.") from None
-        modes = self._modes[self._created(optimizer_id)]
+        modes = self._modes[self._existing_id(optimizer_id)]
         handle = next(self._handles)
         self._workers[handle] = _Worker(modes, cores, [])
         return handle
@@ -112,7 +112,7 @@ class HostAdam(HostOp):
         groups.append(_Group(param, (grad0, grad1), states, stale))
 
     def zenflow_adam_run_worker(self, handle: int, address: int) -> None:
-        """Make the steps that are submitted, until ``zenflow_adam_ctrl_exit`` or the end of the parent process.
+        """Run the submitted steps, until ``zenflow_adam_ctrl_exit`` or the end of the parent process.
 
         The calling thread runs on the worker's cores from then on. Start its process by spawn: after a fork, OpenMP
         waits for threads that only the parent has.
@@ -130,14 +130,14 @@ class HostAdam(HostOp):
             torch.set_num_threads(len(cores))
         parent, done = os.getppid(), 0
         while True:
-            while not _take(control.submitted, _TURN_S):
+            while not _wait_for(control.submitted, _POLL_S):
                 if os.getppid() != parent:
                     return
-            if control.requests == done:  # so it is the exit, which comes after all steps
+            if control.requests == done:  # no new step: zenflow_adam_ctrl_exit() was called
                 return
             self._step(worker, control)
             done += 1
-            _give(control.finished)
+            _post(control.finished)
 
     def _step(self, worker: _Worker, control: Any) -> None:
         number = control.state
@@ -180,7 +180,7 @@ class HostAdam(HostOp):
         weight_decays: Sequence[float],
         bias_corrections: Sequence[bool],
     ) -> None:
-        """Submit a step and return; the last one must have been waited for.
+        """Submit a step and return. Wait for the previous one first.
 
         Args:
             now_state: 0 or 1, the number of the gradient and the moments.
@@ -205,15 +205,15 @@ class HostAdam(HostOp):
         control.options[: len(rows)] = rows
         control.state, control.step = now_state, number
         control.requests += 1
-        _give(control.submitted)
+        _post(control.submitted)
 
     def zenflow_adam_wait(self, address: int, timeout_s: float) -> bool:
         """Wait for a submitted step; False if none has finished after ``timeout_s`` seconds."""
-        return _take(_Control.from_address(address).finished, timeout_s)
+        return _wait_for(_Control.from_address(address).finished, timeout_s)
 
     def zenflow_adam_ctrl_exit(self, address: int) -> None:
-        """Let the worker return when it has made the submitted step."""
-        _give(_Control.from_address(address).submitted)
+        """Let the worker return after the submitted step."""
+        _post(_Control.from_address(address).submitted)
 
     def zenflow_adam_destroy(self, handle: int) -> None:
         """Forget a worker and its tensors. An unknown handle is ignored."""
@@ -236,17 +236,17 @@ def _library() -> Any:
     return library
 
 
-def _give(semaphore: Any) -> None:
+def _post(semaphore: Any) -> None:
     _library().sem_post(ctypes.byref(semaphore))
 
 
-def _take(semaphore: Any, timeout_s: float) -> bool:
+def _wait_for(semaphore: Any, timeout_s: float) -> bool:
     """Decrease a semaphore; False if it is 0 for ``timeout_s``. Signal handlers run meanwhile."""
     end = time.monotonic() + timeout_s
     while True:
         left = max(0.0, end - time.monotonic())
-        # sem_timedwait reads the wall clock, which may be set: so no wait is long.
-        seconds, fraction = divmod(time.time() + min(left, _TURN_S), 1)
+        # sem_timedwait reads the wall clock, which may be changed, so waits are short.
+        seconds, fraction = divmod(time.time() + min(left, _POLL_S), 1)
         until = _Time(int(seconds), int(fraction * 1e9))
         if _library().sem_timedwait(ctypes.byref(semaphore), ctypes.byref(until)) == 0:
             return True

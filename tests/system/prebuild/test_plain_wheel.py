@@ -27,7 +27,7 @@ print(json.dumps({"file": op_builder.__file__, "value": p[0].item(), "version": 
 """
 
 
-def test_the_plain_wheel_is_built_without_torch_and_without_a_word_of_ops(plain_wheel: Path) -> None:
+def test_the_plain_wheel_is_built_without_torch_and_logs_nothing_of_ops(plain_wheel: Path) -> None:
     environment, log = Environment(plain_wheel.parent / "environment"), (plain_wheel.parent / "log").read_text()
     assert "No module named 'torch'" in environment.run("-c", "import torch", fails=True)
     assert "Successfully built accel-ops" in log

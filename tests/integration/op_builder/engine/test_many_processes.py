@@ -75,7 +75,7 @@ def test_a_long_build_is_reported(tmp_path: Path, cache: Cache, caplog: pytest.L
 
 
 @pytest.mark.slow
-def test_a_stopped_builder_is_waited_for_no_longer_than_a_build_may_take(
+def test_waiting_for_a_stopped_builder_ends_with_the_timeout_of_a_build(
     tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, builder: int
 ) -> None:
     os.kill(builder, signal.SIGSTOP)

@@ -140,7 +140,7 @@ def test_a_tool_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path)
         run([str(wrapper)], timeout_s=1)
     child = int((tmp_path / "child").read_text())
     with contextlib.suppress(psutil.NoSuchProcess):
-        # Killed it is at once; gone when whoever adopted it has noticed.
+        # It is killed at once, but exists until its new parent reaps it.
         psutil.Process(child).wait(timeout=60)
 
 

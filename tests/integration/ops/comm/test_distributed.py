@@ -67,7 +67,7 @@ def test_every_collective_across_hosts_through_gloo(tmp_path: Path) -> None:
         assert result["hosts"] == [[0, 2], [1]]
 
 
-def test_two_ways_between_hosts_are_an_error_that_says_so(tmp_path: Path) -> None:
+def test_different_transports_between_hosts_are_an_error(tmp_path: Path) -> None:
     environments = hosts("ab")
     environments[1]["ACCEL_DISTRIBUTED_ACROSS"] = "ccl"
     results = run_ranks(PROGRAM, "all_collectives", 2, tmp_path, environments=environments)
@@ -87,7 +87,7 @@ def test_a_killed_rank_is_named_by_all_others_however_they_wait(tmp_path: Path) 
         assert all("rank 3" in error.lower() for error in survivor.value)
 
 
-def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Path) -> None:
+def test_a_killed_rank_of_a_subset_is_named_by_its_global_rank(tmp_path: Path) -> None:
     results = run_ranks(PROGRAM, "a_rank_of_a_subset_dies", 3, tmp_path)
     assert results[2].status == -9
     assert "That is rank 2 of the default group." in results[1].value
@@ -154,7 +154,7 @@ def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, tmp_path
     ranks("ends_with_gloo_at_work", 2, tmp_path / "ranks", arguments=[destroys], environments=without_op(tmp_path))
 
 
-def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
+def test_if_one_rank_cannot_load_the_op_gloo_runs_everything_with_a_warning(tmp_path: Path) -> None:
     results = run_ranks(PROGRAM, "without_the_op", 2, tmp_path / "ranks", environments=without_op(tmp_path))
     for result in results:
         assert result.status == 0, result.output

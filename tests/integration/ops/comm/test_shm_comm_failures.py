@@ -41,7 +41,7 @@ def test_a_rank_that_is_killed_is_named_and_the_group_is_broken(collective: str,
 def test_a_rank_that_dies_while_the_group_is_made() -> None:
     *others, _ = run_case(cases.killed_while_meeting, 3)
     for end in others:
-        # One that comes later may find another gone that has given up; one that comes before has its memory.
+        # A late rank may find that another rank gave up and ended; an early one has its memory.
         assert re.search(r"Rank [012] ended while it joined group|rank [012] died|because of rank 2", end.error), end
 
 
@@ -81,7 +81,7 @@ def test_signals_do_not_keep_memory_from_being_made(faulty_calls: Path) -> None:
     subprocess.run([sys.executable, "-c", MAKE], env=environment, timeout=240, check=True)
 
 
-def test_the_child_of_a_rank_is_none_and_does_not_keep_it_alive() -> None:
+def test_a_forked_child_is_no_rank_and_keeps_no_rank_alive() -> None:
     parent, other = run_case(cases.child_of_a_rank, 2)
     assert parent.signal == signal.SIGKILL
     of_the_rank, of_the_child = other.value.split("\nOpArgumentError: ")
@@ -89,13 +89,13 @@ def test_the_child_of_a_rank_is_none_and_does_not_keep_it_alive() -> None:
     assert of_the_child.startswith("This process is a fork of the rank that made the group")
 
 
-def test_more_than_there_is_is_refused_before_it_is_taken() -> None:
+def test_more_than_the_free_memory_is_refused_before_allocation() -> None:
     for end in run_case(cases.too_much, 2):
         assert f"2 ranks need {2 << 50} bytes of shared memory ({1 << 50} each)" in end.error
         assert "are available" in end.error
 
 
-def test_groups_of_one_name_on_one_store_are_found_out() -> None:
+def test_groups_of_one_name_on_one_store_are_an_error() -> None:
     ends = run_case(cases.same_name, 4)
     assert any("already has a rank 0 of group" in end.error for end in ends[:2])
 

@@ -45,6 +45,6 @@ def test_nothing_is_read_too_early_or_overwritten_too_late_and_nobody_waits_for_
         (("DEATHS", "NO_NEWS"), "invalid end state"),
     ],
 )
-def test_what_is_wrong_on_purpose_is_found(tmp_path: Path, wrong: tuple[str, ...], found: str) -> None:
+def test_seeded_faults_are_found(tmp_path: Path, wrong: tuple[str, ...], found: str) -> None:
     result = checked(tmp_path, "PHASES=3", *wrong)
     assert found in result, result

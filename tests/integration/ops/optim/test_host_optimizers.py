@@ -36,7 +36,7 @@ every_packing = pytest.mark.parametrize("optimizer", PACKING)
 
 @every_optimizer
 @pytest.mark.parametrize("option", ["max_grad_norm", "zero_grads", "seed"])
-def test_what_is_no_option_of_a_group_is_refused_in_one(optimizer: type[HostOptimizer], option: str) -> None:
+def test_an_option_of_the_optimizer_is_refused_in_a_group(optimizer: type[HostOptimizer], option: str) -> None:
     with pytest.raises(OpArgumentError, match=f"A group has {option}=1") as caught:
         optimizer([{"params": make_params(), option: 1}])
     assert caught.value.remedy == f"Pass {option} to {optimizer.__name__} itself."
@@ -45,7 +45,7 @@ def test_what_is_no_option_of_a_group_is_refused_in_one(optimizer: type[HostOpti
 # Tensors that change between steps ------------------------------------------------------------
 
 
-def test_gradients_that_the_loop_lets_go_are_freed() -> None:
+def test_gradients_that_the_loop_drops_are_freed() -> None:
     params = make_params()
     made = CPUAdam(params)
     for seed in range(3):
@@ -144,7 +144,7 @@ def in_groups(params: Params) -> list[dict[str, Any]]:
 
 
 @every_optimizer
-def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]) -> None:
+def test_all_options_at_once_do_what_each_does_alone(optimizer: type[HostOptimizer]) -> None:
     """The clipping is torch's."""
     params, expected = make_params(), make_params()
     made = optimizer(in_groups(params), max_grad_norm=2.0, zero_grads=True, maximize=True)
@@ -295,7 +295,7 @@ def test_random_rounding_does_not_depend_on_other_parameters(states: str) -> Non
 
 @pytest.mark.parametrize("target", ["float32", "param", "bfloat16", "8bit", "fused", "8bit later"])
 @pytest.mark.parametrize("source", ["float32", "bfloat16", "8bit", "fused"])
-def test_a_state_is_converted_to_how_it_is_kept(source: str, target: str) -> None:
+def test_a_loaded_state_is_converted_to_the_storage(source: str, target: str) -> None:
     params = make_params()
     made = FusedAdam(params) if source == "fused" else CPUAdam(params, states=source)
     run(made, params, 5)
@@ -339,7 +339,7 @@ def test_hooks_of_loading_see_and_change_what_is_loaded() -> None:
     assert torch.equal(loaded[4], saved["state"][4]["exp_avg"])
 
 
-def test_loading_keeps_what_the_saved_groups_do_not_say() -> None:
+def test_loading_keeps_options_that_the_saved_groups_lack() -> None:
     params = make_params()
     groups = [{"params": params[:2]}, {"params": params[2:], "states": "8bit", "bias_correction": False}]
     made = CPUAdam(groups)

@@ -205,7 +205,7 @@ def test_grad_scale_is_refused() -> None:
         optimizer.step(grad_scale=2.0)
 
 
-def test_a_second_optimizer_is_refused_until_the_first_lets_go() -> None:
+def test_a_second_optimizer_is_refused_until_the_first_removes_its_hooks() -> None:
     model = make_model()
     params = list(model.parameters())
     first = CPUAdam(params, in_backward=True)

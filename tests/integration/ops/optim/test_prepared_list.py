@@ -92,7 +92,7 @@ def new_grad(change):
 
 
 def storage(*sizes):
-    """Resize the tensor's storage: one that was freed and allocated again a little smaller often lies where it did."""
+    """Resize the tensor's storage: one that is freed and allocated again a bit smaller often has the same address."""
 
     def spoil(_prepared, _lists, tensor):
         size = tensor.untyped_storage().nbytes()

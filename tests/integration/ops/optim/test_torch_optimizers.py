@@ -165,7 +165,7 @@ def test_hooks_and_closures_run_and_the_rate_may_be_a_tensor(optimizer: type[Any
 
 
 @every_optimizer
-def test_pickled_and_copied_optimizers_are_independent_and_go_on(optimizer: type[Any]) -> None:
+def test_pickled_and_copied_optimizers_continue_independently(optimizer: type[Any]) -> None:
     params = make_params()
     made = optimizer(params)
     run(made, params, 2)
@@ -188,7 +188,7 @@ def test_pickled_and_copied_optimizers_are_independent_and_go_on(optimizer: type
         *itertools.product(PACKING, ["bfloat16", "8bit"]),
     ],
 )
-def test_states_have_the_type_asked_for_and_no_bit_is_lost_on_loading(
+def test_states_have_the_requested_type_and_loading_loses_no_bit(
     optimizer: type[Any], dtype: torch.dtype, states: str
 ) -> None:
     params = make_params(dtype)

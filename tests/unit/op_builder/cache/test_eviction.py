@@ -196,7 +196,7 @@ def test_entries_go_when_that_is_not_enough_and_a_new_log_stays(filled: Cache) -
     assert len(filled.entries()) == 2
 
 
-def test_on_a_network_file_system_only_what_rested_for_a_week_goes_by_itself(
+def test_eviction_on_a_network_file_system_removes_only_what_is_unused_for_a_week(
     filled: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = [

@@ -1,4 +1,4 @@
-"""Which ranks of a group are on one host, how they tell each other, and what a group of several hosts does alone."""
+"""Which ranks of a group are on one host, how they exchange this, and what a group of several hosts does alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_layout_says_who_leads_and_who_is_where() -> None:
     assert layout(0, facts[1:3]).are_in_order
 
 
-def test_ranks_that_have_made_different_numbers_of_groups_are_told_so() -> None:
+def test_different_numbers_of_groups_are_in_the_error() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
     mine = RankFacts("a", "", "gloo")
@@ -71,7 +71,7 @@ def test_ranks_that_have_made_different_numbers_of_groups_are_told_so() -> None:
     with pytest.raises(CommunicationError, match=r"did not join.*created 1 groups of this name.*, this rank 2"):
         exchange(again, 2, mine)
     with pytest.raises(CommunicationError, match=r"Rank 0 of.*created 2 groups of this name.*, this rank 1"):
-        exchange(other, 2, mine)  # and does not believe what rank 0 told at first
+        exchange(other, 2, mine)  # and does not use rank 0's first facts
     assert exchange(MadeGroups(store, 1), 2, mine) == [mine, mine]  # as many as rank 0's
 
 
