@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from accelerator.errors import LaunchError
+from op_builder.system.records import Schema, is_int32, is_number, is_string, require
 
 # Other hosts' launchers, and ranks that an MPI starts, report a failure as one line of standard error with this mark.
 # Writing up to this many bytes to a pipe is atomic.
@@ -96,9 +97,17 @@ class Failure:
         if not mark:
             return None
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError, RecursionError):  # mixed with another writer's output
+            facts = json.loads(text)
+            require(facts, _FAILURE)
+        except (ValueError, RecursionError):  # mixed with another writer's output
             return None
+        return cls(**facts)
+
+
+_FAILURE: Schema = {
+    name: {"int": is_int32, "float": is_number, "str": is_string}[kind]
+    for name, kind in Failure.__annotations__.items()
+}
 
 
 class Relay:

@@ -136,7 +136,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         manual_seed_all=lambda seed: [generator.manual_seed(seed) for generator in generators],
         initial_seed=lambda: generators[number()].initial_seed(),
         Stream=Stream,
-        Event=HostEvent,
+        Event=Event,
         stream=stream,
         set_stream=lambda chosen: current.__setitem__(number(), chosen),
         current_stream=lambda index=None: current[number(index)],
@@ -201,5 +201,5 @@ def install_mps() -> None:
         manual_seed=whole.manual_seed,
         _get_default_mps_generator=lambda: (whole.init(), whole.default_generators[0])[1],
         _is_in_bad_fork=lambda: False,
-        Event=HostEvent,
+        Event=Event,
     )

@@ -109,7 +109,9 @@ MUTATIONS: dict[str, Mutation] = {
     "statistics_are_a_dict": _module("memory_stats", lambda m: lambda index=None: []),
     "cache_empties": _module("empty_cache", lambda m: lambda: None),
     "supported_dtypes_agree": _class(supported_dtypes=lambda self: [torch.bfloat16, torch.float16, torch.float32]),
-    "supported_dtypes_compute": _class(supported_dtypes=lambda self: [torch.uint16]),
+    "supported_dtypes_compute": lambda: mock.patch.object(
+        torch.Tensor, "__add__", lambda tensor, other: torch.add(tensor, other, alpha=1 if tensor.is_cpu else 2)
+    ),
     "float8_converts": _float8_is_lost,
     "amp_is_a_module_or_none": _module("amp", lambda m: object()),
     "tensor_properties_make_tensors": _class(IntTensor=NPU_Accelerator.LongTensor),

@@ -76,6 +76,14 @@ def test_a_plugin_that_cannot_be_used_is_a_rejection(
     assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
 
 
+def test_a_plugin_that_cannot_be_imported_is_in_every_trace(plugin_site: PluginSite, machine: Machine) -> None:
+    machine.cuda(1)
+    plugin_site.install("acme", "plugin_acme", "raise OSError('no driver')")
+    selection = choose()
+    assert accepted_label(selection) == "cuda"
+    assert reasons(selection)["acme (plugin_acme:Plugin)"] == "OSError: no driver"
+
+
 def test_the_first_of_two_plugins_with_the_same_name_wins(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_a", source())
     plugin_site.install("acme", "plugin_b", source())

@@ -97,6 +97,7 @@ FAULTS = [
     (type("Lacks", (), members(without="stream"))(), "missing: stream."),
     (type("Value", (), members(device_count=8))(), "device_count must be a method, found a value of type int"),
     (type("Prop", (), members(device=property(str)))(), "device must be a method, found a property"),
+    (type("Once", (), members(device=functools.cached_property(str)))(), "a method, found a value of type cached_prop"),
     (type("Slot", (), members(amp=type("S", (), {"__slots__": ("x",)}).x))(), "a value of type member_descriptor"),
     (type("Meth", (), members(Stream=lambda self: None))(), "Stream must be a property, found a method"),
     (type("Nvtx", (), members(supports_nvtx_domain=lambda self: False))(), "must be a bool, found a method"),

@@ -11,6 +11,7 @@ import torch
 
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import AcceleratorUnavailableError
 from accelerator.testing import CHECKS, ConformanceError, check_conformance
 from tests.support.machines import Recording
 
@@ -43,6 +44,12 @@ def test_faults_and_exceptions_fail_their_checks() -> None:
         assert result.note in str(report)
         with pytest.raises(ConformanceError, match=f"{result.check.name}: {result.check.proves[:10]}"):
             result.check.require(Broken())
+
+
+def test_a_missing_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "is_available", lambda _self: False)
+    with pytest.raises(AcceleratorUnavailableError, match="No device of Broken is available"):
+        check_conformance(Broken())
 
 
 def test_an_object_that_is_no_accelerator_fails_without_a_crash() -> None:

@@ -66,6 +66,14 @@ def test_a_host_that_does_not_end_is_killed(capfd: Capture) -> None:
     assert run(["exit 3", "trap '' TERM; sleep 600 & wait; sleep 600"], capfd, timeout_s=0.2)[0] == 3
 
 
+def test_ignored_signals_stay_ignored(capfd: Capture) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(["kill -HUP $PPID; sleep 0.3"], capfd)[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_signals_are_handled_while_left_processes_are_ended(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     is_handled: list[bool] = []
     before = signal.getsignal(signal.SIGTERM)

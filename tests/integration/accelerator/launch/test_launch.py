@@ -21,6 +21,7 @@ from tests.support.launching import (
     CPUS,
     ROOT,
     TWO,
+    WAIT,
     Started,
     command,
     environment,
@@ -202,6 +203,7 @@ def test_no_process_outlives_a_killed_launcher(options: list[str], tmp_path: Pat
 def test_a_pending_signal_of_the_driver_ends_the_launch(order: str, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    (tmp_path / "wait.py").write_text(WAIT)
     host = '{"name":"localhost","slots":1,"chosen":[0]}'
     job = f'--host_job={{"hosts":[{host}],"has_driver":true,"launch":"{uuid.uuid4().hex}"}}'
     done = subprocess.run(

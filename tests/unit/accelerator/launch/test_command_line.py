@@ -128,6 +128,9 @@ def test_a_dry_run_prints_bindings_variables_and_the_command(capsys: Capture) ->
     assert "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
     assert f"started by the agent: {sys.executable} -I -S " in written
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in written
+    listed = dry_run(capsys, "--bind_core_list", "1-3,5-6", "train.py")
+    assert "local rank 0: CPU 1-2 of NUMA node 0" in listed
+    assert "local rank 1: CPU 5-6 of NUMA node 1" in listed
     assert "-u -m train.py a" in dry_run(capsys, "--module", "train.py", "a")
     assert "rank: train.py a" in dry_run(capsys, "--no_python", "train.py", "a")
 
@@ -217,6 +220,17 @@ def test_the_log_level_selects_messages(
     assert ("Read environment variables from" in written) == ("info" in levels)
     assert ("local rank 1: CPU 4-7" in written) == ("info" in levels)
     assert ("OMP_NUM_THREADS=64 is more than" in written) == ("warning" in levels)
+
+
+def test_the_launcher_of_each_host_gets_the_whole_job(tmp_path: Path) -> None:
+    Path("hosts").write_text("localhost slots=2\nb slots=2\n")
+    options = ["--hostfile", "hosts", "--master_addr", "10.0.0.1", "--max_restarts", "2", "--bind_core_list", "0-5"]
+    job = command_line.make_job(parse([*options, "t.py"]))
+    here, there = commands(job, tmp_path)
+    passed = command_line.make_job(parse(here.command[2:]))
+    assert (passed.node_rank, passed.num_nodes, passed.master_addr, passed.address) == (0, 2, "10.0.0.1", "10.0.0.1")
+    assert (passed.bind, passed.core_list, passed.max_restarts, passed.launch) == (True, "0-5", 2, job.launch)
+    assert there.command[0] == "ssh"
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])  # the others run in test_launch.py

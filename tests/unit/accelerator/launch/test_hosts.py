@@ -25,7 +25,7 @@ def short(hosts: tuple[Host, ...]) -> str:
         ("# all of them\n\n a   slots=1  # the first\nuser@b slots=2\n", "a:0/1 user@b:0,1/2"),
         ("10.0.0.1 slots=1\r\nfe80::1%eth0 slots=1\r\n", "10.0.0.1:0/1 fe80::1%eth0:0/1"),
         ("a slots = 2\nb\tslots= 1\nc Slots =2", "a:0,1/2 b:0/1 c:0,1/2"),
-        ("a:2\nme@b:1\n", "a:0,1/2 me@b:0/1"),
+        ("me@b:1\na:2\n", "me@b:0/1 a:0,1/2"),
         ("DOMAIN\\me@a-1.example.org\nrünning_1", "DOMAIN\\me@a-1.example.org:0/1 rünning_1:0/1"),
         ("a slots=2 max-slots=4\nb slots=1 max_slots = 2", "a:0,1/2 b:0/1"),
     ],

@@ -14,6 +14,7 @@ from accelerator.launch.hosts import Host, host_of, open_trusted
 from accelerator.launch.job import Job
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files, visible_devices
 from accelerator.launch.topology import Core, Node, Topology
+from tests.support.processes import fork, wait_for
 
 TWO_NODES = Topology(
     cores=tuple(Core((cpu,), cpu // 4) for cpu in range(8)),
@@ -97,6 +98,19 @@ def test_the_file_that_was_opened_is_checked(tmp_path: Path) -> None:
     (tmp_path / "theirs").chmod(0o666)
     with pytest.raises(PermissionError):
         open_trusted(str(tmp_path / "theirs"), os.O_RDONLY)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_home_that_cannot_be_searched_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the directories above cannot be searched, either
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / ".accel_env").write_text("A=1\n")
+
+    def become() -> None:
+        os.setuid(54321)
+        assert read_environment_files([Path("home")]) == ({}, {})
+
+    assert wait_for([fork(become)]) == [0]
 
 
 @pytest.mark.parametrize(
