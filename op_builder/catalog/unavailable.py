@@ -31,7 +31,7 @@ class UnavailableOpBuilder(OpBuilder):
         return self.build_checks()
 
     def load(self, verbose: bool = True) -> NoReturn:  # noqa: ARG002
-        """Raise, with the reason and the remedy, as all that needs the op's sources does."""
+        """Raise IncompatibleOpError with the reason and the remedy. ``plan()`` and ``builder()`` raise it, too."""
         require(self.name, self.check())
         raise AssertionError("an unavailable op has a failed check")
 

@@ -53,6 +53,19 @@ class Stream(HostStream):
     __hash__ = object.__hash__
 
 
+class Event(HostEvent):
+    """As a device's: without ``enable_timing``, elapsed_time() fails."""
+
+    def __init__(self, enable_timing: bool = False, **options: bool) -> None:
+        super().__init__(enable_timing, **options)
+        self.enable_timing = enable_timing
+
+    def elapsed_time(self, end_event: Any) -> float:
+        if not (self.enable_timing and end_event.enable_timing):
+            raise RuntimeError("Both events must be created with timing enabled")
+        return super().elapsed_time(end_event)
+
+
 class Graph(TorchDispatchMode):
     """Operators with their arguments, and the tensors that their results went into; as a context, it records them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,50 @@ def test_deepspeed_behaves_as_without_accel_ops(
     alone = printed(python, SUPPORT / "deepspeed_facts.py", *pretended, **variables)
     assert ("compatible" in alone, "import" in alone) == (works, not works)
     assert printed(python, SUPPORT / "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables) == alone
+
+
+LISTS = """
+import json, deepspeed
+compatible = [dict(deepspeed.ops.__compatible_ops__)]
+import op_builder.integrations.deepspeed as integration
+from deepspeed.accelerator import get_accelerator
+from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST as accelerators
+from deepspeed.ops import op_builder as theirs
+from op_builder.errors import AccelError
+
+def facts(name):
+    builder = get_accelerator().create_op_builder(name)
+    assert type(builder) is getattr(theirs, name), name
+    facts = [type(builder).__module__.partition(".")[0], builder.is_compatible()]
+    try:
+        facts[1] or builder.load()
+    except AccelError as error:
+        assert error.message and error.remedy, name
+    return facts
+
+no_ops = ("FlashAttentionBuilder", "NotImplementedBuilder", "OpBuilder")
+names = [name for name in dir(theirs) if name.endswith("Builder") and name not in no_ops]
+builders = {name: facts(name) for name in names}
+compatible.append(dict(deepspeed.ops.__compatible_ops__))
+integration.off()
+compatible.append(dict(deepspeed.ops.__compatible_ops__))
+assert compatible[0] == compatible[2] != compatible[1], compatible
+print(json.dumps({"accelerators": accelerators, "builders": builders}))
+"""
+
+
+def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+    accelerators, builders = printed(python, "-c", LISTS, **variables).values()
+    page = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", page, re.MULTILINE))
+    others = {"FlashAttentionBuilder", "NotImplementedBuilder", "PackbitsBuilder", "SparseAttnBuilder"}  # not for CUDA
+    assert set(rows) == {*builders, *others}
+    for name, (package, is_compatible) in builders.items():
+        assert package == ("deepspeed_on_accel_ops" if rows[name].startswith("engine: ") else "op_builder"), name
+        assert is_compatible is (package == "op_builder") or name == "CCLCommBuilder", name
+    table = page[page.index("| accelerator |") :].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
 
 
 REPORTS = """

@@ -29,7 +29,7 @@ def test_build_makes_the_wheel_that_pip_makes(
         assert not [name for name in packed.getnames() if name.endswith(".so") or "_prebuilt" in name.split("/")]
     made = the_wheel(tmp_path)
     assert made.name == ops_wheel.name
-    # But for those that name the setuptools.
+    # Without the files that name the release of setuptools.
     ours, theirs = (
         {name: content for name, content in files_in(wheel).items() if not name.endswith(("/WHEEL", "/RECORD"))}
         for wheel in (made, ops_wheel)

@@ -127,6 +127,37 @@ def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals
 
 
 @needs_gxx
+@pytest.mark.slow
+def test_the_compilers_end_with_the_build_of_a_wheel_which_leaves_no_files(tmp_path: Path) -> None:
+    compiler, temporary, out = EndlessCompiler(tmp_path), tmp_path / "tmp", tmp_path / "out"
+    temporary.mkdir()
+    out.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(out)!r})"],
+        cwd=ROOT,
+        env=env.child_environment(
+            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
+            CXX=str(compiler.path),
+            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+            TMPDIR=str(temporary),
+            ACCEL_BUILD_PIN_MEMORY="1",
+            ACCEL_ACCELERATOR="cpu",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    wait_until(compiler.ended)
+    assert [*temporary.iterdir(), *out.iterdir(), *Cache(tmp_path / "cache").entries()] == []
+
+
+@needs_gxx
 def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = EndlessCompiler(tmp_path)
     with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):

@@ -137,7 +137,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_op_of_another_package_is_built_by_its_place(own: Path) -> None:
+def test_an_op_of_another_package_is_built_by_module_and_class(own: Path) -> None:
     command = ("-m", "op_builder.build", "--json", "report_own.ops:OwnBuilder")
     done = python(*command, cwd=own, ACCEL_CACHE_DIR=str(own / "cache"))
     assert [(op["op"], op["status"]) for op in json.loads(done.stdout)["ops"]] == [("own", "built")]

@@ -89,7 +89,8 @@ def test_torchs_own_extension_has_icpx_compile_the_same_plan(
     """The stand-in refuses commands without the plan's flags."""
     write_scale(tmp_path / "op")
     monkeypatch.chdir(tmp_path)
-    extension = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).builder()
+    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+    extension, plan = builder.builder(), builder.plan()
     command = BuildExtension(Distribution({"name": "made", "ext_modules": [extension]}))
     command.build_lib, command.build_temp = str(tmp_path / "lib"), str(tmp_path / "temp")
     command.ensure_finalized()
@@ -97,6 +98,8 @@ def test_torchs_own_extension_has_icpx_compile_the_same_plan(
     compiled = [call for call in calls(icpx) if "-c" in call]
     assert len(compiled) == len(extension.sources)
     assert all("-fsycl-targets=spir64_gen,spir64" in call for call in compiled)
+    assert plan.sycl is not None
+    assert all({*plan.cxx_flags, *plan.sycl.flags} <= {*call} for call in compiled)
     (wrapper,) = (Path(name) for name in extension.sources if name.endswith("binding.sycl"))
     included = [line.partition('"')[2].rpartition("/")[2] for line in wrapper.read_text().splitlines()]
     assert included == ['scale.sycl.hpp"', 'binding.cpp"']

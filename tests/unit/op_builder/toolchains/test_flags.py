@@ -40,6 +40,13 @@ def test_a_file_that_a_flag_names_is_found(tmp_path: Path, form: str) -> None:
     assert named_files(["-D", f"X={file}", f"-DY={file}", f"-I{tmp_path}"]) == []
 
 
+def test_a_file_that_a_nested_response_file_names_is_found(tmp_path: Path) -> None:
+    script, outer = tmp_path / "script", tmp_path / "outer"
+    script.touch()
+    outer.write_text(f"--version-script={script}")
+    assert named_files([f"-Wl,@{outer}"]) == [str(outer), str(script)]
+
+
 @pytest.mark.parametrize("word", ["/a\nb", "-DX=\0"])
 def test_a_word_that_ninja_cannot_express_is_refused(word: str) -> None:
     with pytest.raises(AccelError, match="line break or a null"):
