@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 ADDRESSES = ("10.213.77.1", "10.213.77.2")  # private addresses; the namespaces have no way out
 
 
@@ -46,10 +48,16 @@ def two_hosts() -> Iterator[list[Host]]:
             done = _ip(command)
             if done.returncode != 0:
                 pytest.skip(f"network namespaces cannot be made: ip {command}: {done.stderr.strip()}")
+        # An interface counts as down for up to a second more, and libfabric ignores it.
+        wait_until(lambda: all(_is_up(host) for host in hosts))
         yield hosts
     finally:
         for host in hosts:
             _ip(f"netns del {host.name}")
+
+
+def _is_up(host: Host) -> bool:
+    return "UP" in _ip(f"-n {host.name} -brief link show {host.interface}").stdout.split()
 
 
 def _ip(command: str) -> subprocess.CompletedProcess[str]:
