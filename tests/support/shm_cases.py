@@ -266,7 +266,7 @@ def killed_while_meeting(place: Place) -> None:
 
 def one_is_missing(place: Place, how: str) -> None:
     """Rank 1 comes late, when rank 0 has given up, or closes the group, or ends."""
-    group = place.group(timeout_s=0.5 if place.rank == 0 and how == "late" else FOREVER_S)
+    group = place.group(timeout_s=3.0 if place.rank == 0 and how == "late" else FOREVER_S)
     if place.rank == 0:
         try:
             group.all_reduce(torch.ones(5))

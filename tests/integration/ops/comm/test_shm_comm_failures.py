@@ -48,7 +48,7 @@ def test_a_rank_that_dies_while_the_group_is_made() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("late", "rank 1 is alive but did not take part, after waiting 0."),
+        ("late", "rank 1 is alive but did not take part, after waiting 3."),
         ("closes", "rank 1 has closed the group"),
         ("ends", "rank 1 has closed the group"),
     ],
