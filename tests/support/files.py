@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,14 +44,15 @@ def cache_only(path: Path, size_bytes: int) -> None:
 
 
 @contextmanager
-def mounted(mount: Path, *options: object) -> Iterator[None]:
-    """A file system mounted there, by mount(8)."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    mount.mkdir()
-    if subprocess.run(["mount", *options, mount], check=False, capture_output=True).returncode != 0:
-        pytest.skip("such a file system cannot be mounted here")
+def mounted(mount: Path, *options: object) -> Iterator[Path]:
+    """A file system mounted there, by mount(8); skips where that is not possible."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting needs root and the program mount")
+    mount.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", *options, mount], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"such a file system cannot be mounted here: {done.stderr.strip()}")
     try:
-        yield
+        yield mount
     finally:
-        subprocess.run(["umount", "--lazy", mount], check=False)
+        subprocess.run(["umount", "--lazy", mount], check=True)

@@ -1,4 +1,4 @@
-"""Packages of somebody else's, written into a temporary directory and imported from there."""
+"""Other projects' packages, written into a temporary directory and imported from there."""
 
 from __future__ import annotations
 

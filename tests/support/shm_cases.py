@@ -478,7 +478,7 @@ def memory_that_one_rank_cannot_map_is_nobodys(place: Place) -> None:
         assert "Cannot allocate memory" in message
     else:
         assert message.startswith("SharedMemoryCommError: Rank 0 cannot map")
-    group.barrier()  # what nobody has any more goes with the next collective
+    group.barrier()  # the next collective unmaps what all ranks have released
     assert place.mappings() == 2  # the group's own alone
     symmetric = group.empty_symmetric(5000)  # the same one on all ranks
     assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]

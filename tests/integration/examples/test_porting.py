@@ -96,7 +96,7 @@ def test_the_ported_script_names_no_device() -> None:
 def test_every_call_of_torch_cuda_in_the_guide_exists() -> None:
     names = set(re.findall(r"torch\.cuda\.([A-Za-z][\w.]*\w)", GUIDE))
     assert len(names) > 60
-    for name in names:  # what torch does not have, nobody has to port
+    for name in names:  # the guide must not name calls that torch lacks
         operator.attrgetter(name)(torch.cuda)
 
 

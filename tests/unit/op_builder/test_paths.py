@@ -14,7 +14,7 @@ from tests.support.foreign_package import importable, load_module, write_package
 
 @pytest.fixture
 def vendor(tmp_path: Path) -> Iterator[type]:
-    """A builder class in a package of somebody else's."""
+    """A builder class in another project's package."""
     files = {"kernels/k.cpp": "", "builders.py": "class VendorBuilder:\n    pass\n"}
     write_package(tmp_path, "vendor_ops_for_paths", files)
     with importable(tmp_path, "vendor_ops_for_paths"):

@@ -21,23 +21,9 @@ from op_builder.errors import CacheError, IncompatibleOpError, LoadError, Toolch
 from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
 from tests.support.compilers import needs_gxx, program
+from tests.support.files import mounted
 from tests.support.small_ops import SmallBuilder, added
 from tests.support.users import STRANGER, run_as
-
-
-@contextmanager
-def mounted(directory: Path, *options: str) -> Iterator[Path]:
-    """A file system of its own at ``directory``; the test is skipped where mounting is not permitted."""
-    if shutil.which("mount") is None:
-        pytest.skip("no mount program")
-    directory.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", *options, str(directory)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 def with_cache(small: SmallBuilder, root: Path) -> SmallBuilder:

@@ -69,7 +69,7 @@ def maintain(root: Path) -> None:
 
 
 def plant(directory: Path, names: Iterable[str]) -> dict[Path, bytes]:
-    """Write old files of somebody else's; returns the contents of all files below ``directory``."""
+    """Write old files that are not the cache's; returns the contents of all files below ``directory``."""
     for name in names:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
