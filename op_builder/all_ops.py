@@ -20,7 +20,7 @@ def _builders(package: str) -> dict[str, OpBuilder]:
 
 def __getattr__(name: str) -> Any:
     if name == "ALL_OPS":
-        from op_builder.catalog.device import current_package
+        from op_builder.device import current_package
 
         return _builders(current_package())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

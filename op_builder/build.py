@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import importlib.util
 import json
@@ -22,15 +21,15 @@ from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.inline import GivenBuilder
 from op_builder.cache.store import Entry
-from op_builder.catalog.device import requested_package
-from op_builder.catalog.on_torch import TorchRowBuilder
 from op_builder.catalog.registry import all_builders
 from op_builder.command_line import run_main
+from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions, measured_bytes
 from op_builder.engine.kernels import compile_kernels
 from op_builder.errors import AccelError
-from op_builder.load.resolver import Request, compile_now
+from op_builder.load.load import build
+from op_builder.load.lookup import Lookup
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
 from op_builder.system.interpreter import isolated_command
@@ -70,6 +69,8 @@ def build_all(
     force: bool,
     report: Report,
     with_kernels: bool = False,
+    target: Target | None = None,
+    namespace: str | None = None,
 ) -> list[Outcome]:
     """Build the ops into the cache in parallel; a failure of one does not affect the others.
 
@@ -78,8 +79,10 @@ def build_all(
         force: compile ops that are in the cache, too.
         report: called at every step, from several threads.
         with_kernels: also compile all kernels of SYCL ops; otherwise a build compiles one of them.
+        target: the platform to build for; None for this machine.
+        namespace: torch namespace in which the library registers its ops when it is opened.
     """
-    batch = _Batch(required, force, report, with_kernels)
+    batch = _Batch(required, force, report, with_kernels, target, namespace)
     for builder in builders:
         report(builder.name, 0, 0, "checking")
     try:
@@ -87,11 +90,10 @@ def build_all(
     except AccelError:
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
     prepared = batch.run_parallel(batch.prepare, builders, jobs)
-    requests = [found for found in prepared if isinstance(found, Request)]
-    needs = [job_bytes(request.plan, measured_bytes(request.cache, request.plan)) for request in requests]
+    lookups = [found for found in prepared if isinstance(found, Lookup)]
+    needs = [job_bytes(each.plan, measured_bytes(each.cache, each.plan)) for each in lookups]
     total = allowed_jobs(needs) if needs else 1
-    build = functools.partial(batch.build, budget=JobBudget(total))
-    built = iter(batch.run_parallel(build, requests, total))
+    built = iter(batch.run_parallel(functools.partial(batch.build, budget=JobBudget(total)), lookups, total))
     return [found if isinstance(found, Outcome) else next(built) for found in prepared]
 
 
@@ -103,6 +105,8 @@ class _Batch:
     force: bool
     report: Report
     with_kernels: bool
+    target: Target | None
+    namespace: str | None
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def run_parallel(self, task: Callable[[T], U], items: Sequence[T], jobs: int) -> list[U]:
@@ -115,40 +119,44 @@ class _Batch:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def prepare(self, builder: OpBuilder) -> Outcome | Request:
-        """The outcome of an op that need not be compiled, or the request to compile it."""
+    def prepare(self, builder: OpBuilder) -> Outcome | Lookup:
+        """The outcome of an op that need not be compiled, or what is needed to compile it."""
         found = self._guarded(builder.name, lambda: self._prepare(builder))
         self.report(builder.name, 0, 0, found.status if isinstance(found, Outcome) else "waiting")
         return found
 
-    def _prepare(self, builder: OpBuilder) -> Outcome | Request:
-        missing = failures(builder.build_checks())
+    def _prepare(self, builder: OpBuilder) -> Outcome | Lookup:
+        spec, cache = builder.spec(), builder.cache
+        lookup = Lookup(spec, cache, target=self.target, namespace=self.namespace)
+        missing = failures(spec.build_checks(cache, lambda: lookup.plan))
         reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
-        reasons = reasons or builder.own_rejection() or ""
+        if spec.unavailable is not None:
+            reasons = f"{spec.unavailable.reason} {spec.unavailable.remedy}"
+        reasons = reasons or spec.own_rejection() or ""
         if reasons:
             return Outcome(builder.name, "failed" if builder.name in self.required else "skipped", message=reasons)
-        if isinstance(builder, TorchRowBuilder):
+        if spec.python is not None:
             return Outcome(builder.name, "skipped", message="It is Python code; nothing is compiled.")
-        request = Request.of(builder)
-        cached = None if self.force else request.find_cached()
-        return request if cached is None else self._done(request, cached, "cached")
+        cached = None if self.force else lookup.find_cached()
+        return lookup if cached is None else self._done(lookup, cached, "cached")
 
-    def build(self, request: Request, budget: JobBudget) -> Outcome:
+    def build(self, lookup: Lookup, budget: JobBudget) -> Outcome:
         """Build one op; returns a failure as an outcome."""
-        op = request.plan.op
+        op = lookup.plan.op
         options = BuildOptions(functools.partial(self.report, op), self.force, budget, self.cancel, is_shown=True)
-        outcome = self._guarded(op, lambda: self._done(request, compile_now(request, options), "built"))
+        outcome = self._guarded(op, lambda: self._done(lookup, build(lookup, options), "built"))
         self.report(op, 0, 0, outcome.status)
         return outcome
 
-    def _done(self, request: Request, entry: Entry, status: str) -> Outcome:
+    def _done(self, lookup: Lookup, entry: Entry, status: str) -> Outcome:
         """The outcome of an op with an entry; compiles its SYCL kernels if requested."""
         note = ""
-        if self.with_kernels and request.plan.sycl is not None and request.toolset is not None:
-            self.report(request.plan.op, 0, 0, "compiling kernels")
-            obstacle = compile_kernels(entry.artifact, request.plan, request.toolset, request.cache)
-            note = f"kernels not compiled: {obstacle}" if obstacle else ""
-        return Outcome(request.plan.op, status, message=note, path=str(entry.artifact))
+        plan = lookup.plan
+        if self.with_kernels and plan.sycl is not None and lookup.toolset is not None:
+            self.report(plan.op, 0, 0, "compiling kernels")
+            reason = compile_kernels(entry.artifact, plan, lookup.toolset, lookup.cache)
+            note = f"kernels not compiled: {reason}" if reason else ""
+        return Outcome(plan.op, status, message=note, path=str(entry.artifact))
 
     def _guarded(self, op: str, step: Callable[[], T]) -> T | Outcome:
         """The result of ``step()``; an outcome also gets its duration, an error becomes a ``failed`` one."""
@@ -216,7 +224,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         if options.all:
             builders = list(all_builders(package).values())
         else:
-            builders = [_with_namespace(find_op(name, package), options.namespace) for name in options.ops]
+            builders = [find_op(name, package) for name in options.ops]
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
@@ -226,7 +234,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _precompile(builders, is_all=options.all)
     with _display([builder.name for builder in builders]) as report:
         required = [] if options.all else [builder.name for builder in builders]
-        outcomes = build_all(builders, required=required, force=options.force, report=report, with_kernels=True)
+        outcomes = build_all(
+            builders,
+            required=required,
+            force=options.force,
+            report=report,
+            with_kernels=True,
+            namespace=options.namespace,
+        )
     failed = any(outcome.status == "failed" for outcome in outcomes)
     if options.json:
         print(json.dumps({"ok": not failed, "ops": [asdict(outcome) for outcome in outcomes]}, indent=2))
@@ -253,12 +268,6 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
         **{**switches, env.ACCEL_BUILD_TARGET.name: target.name if target is not None else None}
     )
     return subprocess.run(command, env=environment, check=False).returncode
-
-
-def _with_namespace(builder: OpBuilder, namespace: str | None) -> OpBuilder:
-    named = copy.copy(builder)
-    named.fixed_namespace = namespace
-    return named
 
 
 def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:

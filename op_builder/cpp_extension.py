@@ -24,17 +24,16 @@ from typing import Any
 from op_builder.builder.base import log_steps
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts
-from op_builder.builder.recipe import SUFFIXES, check_op_name, text_list
+from op_builder.builder.recipe_of import text_list
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
-from op_builder.load import loader, resolver
+from op_builder.load.load import load_entry
 from op_builder.plan import Binding
+from op_builder.recipe import CUDA_SUFFIX, SUFFIXES, check_op_name
 from op_builder.toolchains.cuda import find_cuda
 
 __all__ = ["load", "load_inline"]
 
 logger = logging.getLogger(__name__)
-
-_CUDA_SUFFIX = ".cu"
 
 Flags = Sequence[str] | str | None
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -180,7 +179,7 @@ def _load(
     is_python_module: bool,
     **flags: Flags,
 ) -> Any:
-    uses_cuda = any(file.endswith(_CUDA_SUFFIX) for file in (*texts, *files))
+    uses_cuda = any(file.endswith(CUDA_SUFFIX) for file in (*texts, *files))
     if uses_cuda and with_cuda is False:
         raise ArgumentError(
             f"{function}: with_cuda is False, but there are CUDA sources.", "Pass with_cuda=True, or leave it out."
@@ -205,8 +204,8 @@ def _load(
         builder.include_dirs.append(str(cuda.home / "include"))
         builder.flags["link"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
     directory = None if build_directory is None else _made_directory(function, build_directory)
-    entry = resolver.cached_or_built(builder, log_steps(builder.name, verbose))
-    loaded = loader.open_entry(entry, builder)
+    steps = log_steps(builder.name, verbose)
+    entry, loaded = load_entry(builder.spec(), builder.cache, steps, with_prebuilt=False)
     if directory is not None:
         name = entry.artifact.name
         # Replaced atomically: another process may have the older file open.

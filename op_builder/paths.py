@@ -90,7 +90,7 @@ def is_native(path: Path) -> bool:
     return text.startswith(root) and text[len(root) :].partition(os.sep)[0] in NATIVE_DIRECTORIES
 
 
-def outermost_bases(owner: type) -> list[Path]:
+def outermost_bases(owner: type | None) -> list[Path]:
     """The directory that contains the outermost package of ``owner``, then those of its foreign base classes."""
     return list(dict.fromkeys(_bases_of(cls)[-1] for cls in _foreign_classes(owner)))
 

@@ -1,6 +1,6 @@
 """The build plan: all data that determine an op's binary.
 
-JIT and prebuild get the plan from the same pure function, :func:`op_builder.builder.recipe.make_plan`. A plan contains
+JIT and prebuild get the plan from the same pure function, :func:`op_builder.recipe.plan_of`. A plan contains
 no command line and no path of torch, Python or a compiler: the engine adds those when it makes commands from the plan,
 and the key contains their identity.
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from op_builder.system.records import Memo
     from op_builder.system.target import Target
 
 
@@ -117,6 +118,23 @@ class ForeignLibrary(NamedTuple):
     version: str
     include_dir: Path
     library: Path
+
+
+class PlanFacts(NamedTuple):
+    """What a plan depends on in addition to its op.
+
+    Attributes:
+        memo: remembered facts about tools.
+        target: the platform to build for; None for this machine.
+        cuda_archs: CUDA architectures to plan for, of an existing binary; None to detect them.
+        namespace: torch namespace in which the library registers its ops when it is opened; None for a library that
+            only ``load()`` opens.
+    """
+
+    memo: "Memo"
+    target: "Target | None" = None
+    cuda_archs: tuple[str, ...] | None = None
+    namespace: str | None = None
 
 
 class BuildPlan(NamedTuple):

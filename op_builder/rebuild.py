@@ -9,10 +9,11 @@ from pathlib import Path
 
 from op_builder.cache.key import plan_key
 from op_builder.cache.store import Cache, Entry
-from op_builder.catalog.device import requested_package
 from op_builder.command_line import printable
+from op_builder.device import requested_package
 from op_builder.engine.build import build
 from op_builder.errors import AccelError
+from op_builder.plan import PlanFacts
 from op_builder.report.collect import find_op
 from op_builder.system.records import Memo
 from op_builder.toolchains.toolset import find_toolset
@@ -51,8 +52,8 @@ def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
     if manifest.kind == "header":
         return Rebuilt(entry, obstacle="GCC makes no two precompiled headers alike")
     try:
-        builder = find_op(manifest.op, package)
-        plan = builder.plan_for(manifest.cuda_archs) if manifest.cuda_archs else builder.plan()
+        archs = tuple(manifest.cuda_archs) or None
+        plan = find_op(manifest.op, package).plan_for(PlanFacts(memo, cuda_archs=archs))
         toolset = find_toolset(plan, memo)
         key = plan_key(plan, toolset, memo)
         if key.parts != manifest.key_parts:

@@ -10,8 +10,8 @@ from setuptools.command.build_ext import build_ext  # type: ignore[import-untype
 from accelerator.testing.model import Checks, does_not_apply, expect, expect_equal, expect_type, fail
 from op_builder import OpBuilder, env
 from op_builder.catalog.registry import device_package
-from op_builder.catalog.table import OPS
-from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.catalog.index import BUILDERS, families
+from op_builder.catalog.builders import UnavailableOpBuilder
 from op_builder.system.interpreter import isolated_command
 
 _KNOWN, _MISSPELLED = "CPUAdamBuilder", "CPUAdmBuilder"
@@ -38,7 +38,7 @@ class BuilderChecks(Checks):
         name = self.accelerator.op_builder_dir()
         expect_type("op_builder_dir()", name, str)
         package = device_package(name)
-        expect(not package.broken, "modules that import", package.complaint)
+        expect(not package.broken, "modules that import", package.problems)
         for class_name, cls in package.classes.items():
             builder = cls()
             expect(bool(builder.name), f"a name of {class_name}()", builder.name)
@@ -46,7 +46,7 @@ class BuilderChecks(Checks):
 
     def builders_are_found_by_name(self) -> None:
         """get_op_builder() returns a class and create_op_builder() an instance of it, for every op of the interface."""
-        for op in OPS:
+        for op in families():
             cls = self.accelerator.get_op_builder(op.builder)
             expect(isinstance(cls, type) and issubclass(cls, OpBuilder), f"a builder class for {op.builder}", cls)
             builder = self.accelerator.create_op_builder(op.builder)
@@ -65,7 +65,7 @@ class BuilderChecks(Checks):
 
     def missing_op_has_a_builder_that_says_so(self) -> str:
         """A known op that the device lacks has a builder whose is_compatible() is False and whose load() raises."""
-        names = [op.builder for op in OPS]
+        names = BUILDERS
         missing = [name for name in names if issubclass(self.accelerator.get_op_builder(name), UnavailableOpBuilder)]
         if not missing:
             does_not_apply("the device has every op of the interface")

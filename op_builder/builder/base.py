@@ -1,37 +1,41 @@
 """``OpBuilder``: the class that an op's author extends, and how it becomes a loaded op.
 
-A subclass names the op and returns data (sources, flags). :func:`op_builder.builder.recipe.make_plan` turns the data
-into the plan that JIT and prebuild share.
+A subclass names the op and returns data (sources, flags). :meth:`OpBuilder.spec` gives these, as the value that
+loading, building and reporting work on.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from op_builder import paths
-from op_builder.builder.recipe import make_plan, text_list
+from op_builder.builder.recipe_of import recipe_of, text_list
 from op_builder.cache.store import Cache
-from op_builder.load import resolver
-from op_builder.plan import Binding, BuildPlan
+from op_builder.errors import AccelError, IncompatibleOpError
+from op_builder.load.load import load
+from op_builder.plan import Binding, BuildPlan, PlanFacts
+from op_builder.recipe import Recipe, plan_of
+from op_builder.spec import OpSpec, as_opened
 from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
     from op_builder.engine.ninja import Progress
     from op_builder.system.outcomes import CheckOutcome
-    from op_builder.system.target import Target
-
-# Modules that only a build, a check or a helper needs are imported in functions: they would cost more time than the
-# rest of a warm load.
 
 logger = logging.getLogger(__name__)
+
+# The facts that this thread makes a plan for, because the methods of an author's class take no arguments.
+planned_facts: ContextVar[PlanFacts | None] = ContextVar("planned_facts", default=None)
+# Whether this thread asks for an author's own opinion; is_compatible() of the base class is then True.
+_asks_author: ContextVar[bool] = ContextVar("_asks_author", default=False)
 
 
 class OpBuilder(ABC):
@@ -49,10 +53,6 @@ class OpBuilder(ABC):
         build_for_cpu: whether only host code is built.
         enable_bf16: whether all target CUDA architectures support bfloat16.
         error_log: the last message passed to :meth:`warning`.
-        given_archs: CUDA architectures to plan for, taken from an existing binary; None to detect them.
-        fixed_namespace: torch namespace in which the library registers the ops when it is opened; None for a library
-            that only ``load()`` opens.
-        target: the platform to build for; None for this machine.
     """
 
     NAME: ClassVar[str] = ""
@@ -60,7 +60,8 @@ class OpBuilder(ABC):
     BINDING: ClassVar[Binding] = Binding.TORCH
     SUMMARY: ClassVar[str] = ""
 
-    _has_own_rejection_only = False
+    # Whether load_checks() looks for the device of CUDA sources.
+    _checks_device: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or self.NAME
@@ -69,9 +70,6 @@ class OpBuilder(ABC):
         self.enable_bf16 = False
         self.error_log: str | None = None
         self._logged: set[str] = set()
-        self.given_archs: list[str] | None = None
-        self.fixed_namespace: str | None = None
-        self.target: Target | None = None
         if type(self).is_compatible is not OpBuilder.is_compatible:
             from op_builder.builder.lazy_cpp_extension import offer_cpp_extension  # few builders do this
 
@@ -126,35 +124,17 @@ class OpBuilder(ABC):
             LoadError: a library cannot be opened.
         """
 
-    def finish_plan(self, plan: BuildPlan) -> BuildPlan:
-        """The plan with additions of a builder class; must be pure, like ``make_plan()``."""
-        return plan
-
     def build_checks(self) -> list[CheckOutcome]:
         """Checks of everything that compiling the op needs."""
-        from op_builder.engine.checks import cache_check, ninja_check, python_check, settings_check
-        from op_builder.system.outcomes import Failed, Passed, guarded
-        from op_builder.toolchains.checks import cxx_check, torch_check, torch_cuda_check
+        return self._build_checks(self.plan)
+
+    def _build_checks(self, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+        from op_builder.engine.checks import build_checks
+        from op_builder.system.outcomes import Passed
 
         if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
             return [Passed("implementation", "its own load(), which compiles nothing")]
-        torch = guarded("torch", torch_check)
-        plan = guarded("sources", self.plan)
-        if isinstance(plan, Failed):
-            return [torch, plan]
-        return [
-            torch,
-            guarded("Python", python_check),
-            guarded("ninja", ninja_check),
-            guarded("C++ compiler", lambda: cxx_check(plan, self.cache.memo)),
-            guarded("cache directory", lambda: cache_check(self.cache, self.name)),
-            guarded("build settings", lambda: settings_check(plan)),
-            *([guarded("CUDA device", torch_cuda_check)] if self._needs_cuda_torch(plan) else []),
-        ]
-
-    def _needs_cuda_torch(self, plan: BuildPlan) -> bool:
-        """Whether the binary needs torch's CUDA libraries, although the builder is not a CUDA builder."""
-        return plan.uses_cuda and plan.binding.uses_torch_cxx
+        return build_checks(make_plan, self.cache, self.name, has_device_checks=self._checks_device)
 
     def load_checks(self) -> list[CheckOutcome]:
         """Checks of everything that loading the built op needs."""
@@ -166,11 +146,11 @@ class OpBuilder(ABC):
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
-        if self._has_own_rejection_only:
+        if _asks_author.get():
             return True
-        from op_builder.load.availability import examine
+        from op_builder.load.decision import decide
 
-        failed = examine(self).failed
+        failed = decide(self.spec(), self.cache).failed
         for failure in failed:
             self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
             if verbose:
@@ -184,12 +164,15 @@ class OpBuilder(ABC):
         """
         if type(self).is_compatible is OpBuilder.is_compatible:
             return None
-        copied = copy.copy(self)
         # The caller has already run the checks that it needs; compiling, for example, needs no device.
-        copied._has_own_rejection_only = True
-        if copied.is_compatible(verbose=True):
-            return None
-        self.error_log = copied.error_log
+        before, self.error_log = self.error_log, None
+        token = _asks_author.set(True)
+        try:
+            if self.is_compatible(verbose=True):
+                self.error_log = before
+                return None
+        finally:
+            _asks_author.reset(token)
         return self.error_log or "Its builder gives no reason."
 
     def builder(self) -> Any:
@@ -211,15 +194,12 @@ class OpBuilder(ABC):
             IncompatibleOpError: the op cannot be built or loaded here; gives the reason and the remedy.
             CompileError, LoadError, CacheError, ToolchainError: building or opening it failed.
         """
-        loaded = resolver.load_opened(self)
-        if loaded is None:
-            loaded = resolver.load_prebuilt(self)
-        return self.jit_load(verbose) if loaded is None else loaded
+        return load(self.spec(), self.cache, log_steps(self.name, verbose))
 
     def jit_load(self, verbose: bool = True) -> Any:
         """Load the op from the cache, else compile it now, even if a prebuilt binary is installed."""
         self.jit_mode = True
-        return resolver.jit_load(self, log_steps(self.name, verbose))
+        return load(self.spec(), self.cache, log_steps(self.name, verbose), with_prebuilt=False)
 
     # Methods that an author calls -------------------------------------------------------------
 
@@ -227,15 +207,59 @@ class OpBuilder(ABC):
         """All checks of building and loading this op, in order."""
         return [*self.build_checks(), *self.load_checks()]
 
-    def plan(self) -> BuildPlan:
-        """The recipe that JIT and prebuild share."""
-        return make_plan(self)
+    def spec(self) -> OpSpec:
+        """The op as the value that loading, building and reporting work on."""
+        owner = type(self)
 
-    def plan_for(self, cuda_archs: list[str]) -> BuildPlan:
-        """The recipe for the CUDA architectures of an existing binary."""
-        planner = copy.copy(self)
-        planner.given_archs = cuda_archs
-        return planner.plan()
+        def build_checks(_: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+            # An author's own method makes the plan again.
+            is_own = owner.build_checks is not OpBuilder.build_checks
+            return self.build_checks() if is_own else self._build_checks(make_plan)
+
+        return OpSpec(
+            self.name,
+            f"{owner.__module__}.{owner.__qualname__}",
+            self.plan_for,
+            front_end=self.bind if owner.bind is not OpBuilder.bind else as_opened,
+            build_checks=build_checks,
+            load_checks=lambda _: self.load_checks(),
+            open_libraries=lambda _: self.open_libraries(),
+            own_rejection=self.own_rejection,
+            prebuilt_roots=tuple(paths.prebuilt_roots(owner)),
+        )
+
+    def recipe(self) -> Recipe:
+        """The values of the methods above."""
+        return recipe_of(self)
+
+    def plan(self) -> BuildPlan:
+        """The recipe that JIT and prebuild share, as data."""
+        return self.plan_for(PlanFacts(self.cache.memo))
+
+    def plan_for(self, facts: PlanFacts) -> BuildPlan:
+        """The plan for a platform, architectures or a namespace.
+
+        Raises:
+            SourceNotFoundError: a source does not exist.
+            ArgumentError: a method returns a value of a wrong type, a source's suffix is unknown, or there are no
+                sources.
+            IncompatibleOpError: a method raises another error, for example because a package is missing.
+        """
+        token = planned_facts.set(facts)
+        try:
+            return plan_of(self.recipe(), facts)
+        except AccelError:
+            raise
+        except Exception as error:  # another package's builder may raise anything
+            name = error.name if isinstance(error, ImportError) else None
+            cure = "Install what it needs" if name is None else f"Install the package that provides {name!r}"
+            text = str(error).rstrip(".")
+            raise IncompatibleOpError(
+                f"Op '{self.name}' cannot be built: its builder fails: {type(error).__name__}: {text}.",
+                f"{cure}, or report this to the author of {type(self).__module__}.",
+            ) from error
+        finally:
+            planned_facts.reset(token)
 
     @cached_property
     def cache(self) -> Cache:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from op_builder.builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder, planned_facts
 from op_builder.cache.store import Cache
-from op_builder.errors import CUDAMismatchException, MissingCUDAException
-from op_builder.plan import BuildPlan
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
+from op_builder.errors import MissingCUDAException
+from op_builder.plan import PlanFacts
+from op_builder.system.outcomes import CheckOutcome, guarded
 from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains import checks
-from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.cuda import CudaToolkit, find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse_arch_list, target_archs
 
 _BF16_SINCE = (8, 0)
@@ -22,6 +22,8 @@ _ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 
 class CUDAOpBuilder(OpBuilder):
     """An op with CUDA sources. Compiling needs a CUDA toolkit; loading needs a device and a CUDA build of torch."""
+
+    _checks_device = True
 
     def nvcc_args(self) -> list[str]:
         """Flags for nvcc, added after the common ones; ``-gencode`` flags replace the computed ones.
@@ -56,7 +58,8 @@ class CUDAOpBuilder(OpBuilder):
         Args:
             cross_compile_archs: a list as in ``TORCH_CUDA_ARCH_LIST``, which it overrides.
         """
-        if cross_compile_archs and self.given_archs is None:
+        facts = planned_facts.get()
+        if cross_compile_archs and (facts is None or facts.cuda_archs is None):
             return gencode_flags(self._filtered(parse_arch_list(cross_compile_archs)))
         return gencode_flags(self._target_archs())
 
@@ -67,37 +70,39 @@ class CUDAOpBuilder(OpBuilder):
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_capability(0)[0] if is_used else None
 
-    def build_checks(self) -> list[CheckOutcome]:
-        outcomes = super().build_checks()
-        plan = guarded("nvcc", self.plan)
-        if isinstance(plan, Failed) or not plan.uses_cuda:
-            return outcomes
-        outcomes.append(guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))
-        if self.BINDING.uses_torch_cxx:
-            outcomes.append(guarded("CUDA versions", _versions_check))
-        return outcomes
-
-    def _needs_cuda_torch(self, plan: BuildPlan) -> bool:  # noqa: ARG002
-        return False  # compiling needs only the toolkit
-
     def load_checks(self) -> list[CheckOutcome]:
         return [guarded("CUDA device", checks.torch_cuda_check)]
 
     def _target_archs(self) -> list[str]:
-        if self.given_archs is not None:
-            self.enable_bf16 = _all_support_bf16(self.given_archs)
-            return self.given_archs
-        return self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
+        archs = planned_archs(self.name, self.filter_ccs, planned_facts.get() or PlanFacts(self.cache.memo))
+        self.enable_bf16 = _all_support_bf16(archs)
+        return archs
 
     def _filtered(self, archs: list[str]) -> list[str]:
-        kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in self.filter_ccs(archs)]
+        kept = _filtered_archs(self.name, self.filter_ccs, archs)
         self.enable_bf16 = _all_support_bf16(kept)
-        if not kept:
-            raise MissingCUDAException(
-                f"Op '{self.name}' supports none of the requested CUDA architectures ({', '.join(archs)}).",
-                "Set TORCH_CUDA_ARCH_LIST to an architecture that it supports.",
-            )
         return kept
+
+
+Filter = Callable[[list[str]], Sequence[str | Sequence[str]]]
+"""Which of the requested compute capabilities an op supports; see :meth:`CUDAOpBuilder.filter_ccs`."""
+
+
+def planned_archs(op: str, supported: Filter, facts: PlanFacts) -> list[str]:
+    """The CUDA architectures to plan an op for: those of an existing binary, else the requested or visible ones."""
+    if facts.cuda_archs is not None:
+        return list(facts.cuda_archs)
+    return _filtered_archs(op, supported, target_archs(find_cuda(facts.memo).version, _visible_capabilities()))
+
+
+def _filtered_archs(op: str, supported: Filter, archs: list[str]) -> list[str]:
+    kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in supported(archs)]
+    if not kept:
+        raise MissingCUDAException(
+            f"Op '{op}' supports none of the requested CUDA architectures ({', '.join(archs)}).",
+            "Set TORCH_CUDA_ARCH_LIST to an architecture that it supports.",
+        )
+    return kept
 
 
 def _all_support_bf16(archs: list[str]) -> bool:
@@ -113,12 +118,16 @@ def installed_cuda_version(name: str = "") -> tuple[int, int]:
     Raises:
         MissingCUDAException: no toolkit was found.
     """
+    return _toolkit(name).version
+
+
+def _toolkit(op: str) -> CudaToolkit:
     try:
-        return find_cuda(Cache().memo).version
+        return find_cuda(Cache().memo)
     except MissingCUDAException as error:
-        if not name:
+        if not op:
             raise
-        raise MissingCUDAException(f"Op '{name}' needs CUDA. {error.message}", error.remedy) from error
+        raise MissingCUDAException(f"Op '{op}' needs CUDA. {error.message}", error.remedy) from error
 
 
 def get_default_compute_capabilities() -> str:
@@ -133,29 +142,8 @@ def assert_no_cuda_mismatch(name: str = "") -> bool:
         MissingCUDAException: no toolkit was found.
         CUDAMismatchException: torch was built with another major version, or without CUDA.
     """
-    toolkit = installed_cuda_version(name)
-    built = torch_install().cuda
-    prefix = f"Op '{name}': " if name else ""
-    if built is None:
-        raise CUDAMismatchException(
-            f"{prefix}torch {torch_install().version} is a build without CUDA.",
-            "Install a CUDA build of torch.",
-        )
-    if parse_release(built)[0] != toolkit[0]:
-        raise CUDAMismatchException(
-            f"{prefix}the CUDA toolkit is {toolkit[0]}.{toolkit[1]}, torch was built with CUDA {built}.",
-            f"Install a CUDA {built} toolkit and set CUDA_HOME to it, or a torch built for CUDA {toolkit[0]}.",
-        )
+    require_same_cuda(_toolkit(name), f"Op '{name}': " if name else "")
     return True
-
-
-def _versions_check() -> CheckOutcome:
-    built = torch_install().cuda
-    if built is None and torch_install().hip is None:
-        return Passed("CUDA versions", "torch is a build without CUDA; the toolkit is enough to compile")
-    if torch_install().hip is None:
-        assert_no_cuda_mismatch()
-    return Passed("CUDA versions", f"torch for CUDA {built}")
 
 
 def _visible_capabilities() -> list[tuple[int, int]]:

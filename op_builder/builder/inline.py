@@ -10,9 +10,10 @@ from typing import Any
 
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.builder.recipe import Words, check_op_name, flag_list, text_list
+from op_builder.builder.recipe_of import SplitFlags, flag_list, text_list
 from op_builder.errors import ArgumentError
 from op_builder.plan import Binding
+from op_builder.recipe import check_op_name
 from op_builder.toolchains.sycl_texts import raw_literal
 
 _CXX_HEADER = "#include <torch/extension.h>\n"
@@ -50,7 +51,7 @@ class GivenBuilder(OpBuilder):
         self.BINDING = binding  # type: ignore[misc]
         self.texts = texts
         self.files = list(files)
-        self.flags = {"c++": Words(cxx_flags), "nvcc": Words(cuda_flags), "link": Words(link_flags)}
+        self.flags = {"c++": SplitFlags(cxx_flags), "nvcc": SplitFlags(cuda_flags), "link": SplitFlags(link_flags)}
         self.include_dirs = list(include_dirs)
 
     def sources(self) -> list[str]:

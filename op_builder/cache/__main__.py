@@ -15,11 +15,12 @@ from typing import Any
 from op_builder.cache import eviction, layout
 from op_builder.cache.bundle import export_bundle, import_bundle, misfits
 from op_builder.cache.eviction import Item, Usage
-from op_builder.cache.ownership import Refusal
+from op_builder.cache.ownership import unusable
 from op_builder.cache.removal import folder
 from op_builder.cache.store import Cache
 from op_builder.command_line import parse_size, printable, run_main
 from op_builder.errors import AccelError, CacheError
+from op_builder.system.outcomes import Rejection
 
 _NO_GROUP = (1 << 32) - 1  # (gid_t)-1: no group; no id is larger
 _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -220,7 +221,7 @@ def _share(cache: Cache, group: int | None) -> None:
             with folder(root, name) as opened:
                 if opened is not None and opened.names():
                     remedy = "Name a new directory with --directory, or clear this one first."
-                    raise Refusal(f"it has content already ({name})", remedy).error(root)
+                    raise unusable(root, Rejection(f"it has content already ({name})", remedy))
         layout.claim(root)
         mode = layout.OPEN_TO_READERS if group is None else layout.OPEN_TO_GROUP
         folders = [root / layout.HOME / name for name in layout.GENERATED]

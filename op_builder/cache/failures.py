@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder.cache import layout
-from op_builder.cache.ownership import Refusal, distrusted
+from op_builder.cache.ownership import distrusted, unusable
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import mapping_obstacle
+from op_builder.system.outcomes import Rejection
 
 if TYPE_CHECKING:
     from op_builder.cache.store import Cache
@@ -58,10 +59,10 @@ def obstacle(cache: Cache, op: str = "") -> CacheError | None:
     names = [(), *((name,) for name in _WRITTEN), *([(layout.OPS, op)] if op else [])]
     refusals = (distrusted(str(root), layout.HOME, *name) for name in names)
     if (refusal := layout.refused(root) or next(filter(None, refusals), None)) is not None:
-        return refusal.error(root)
+        return unusable(root, refusal)
     places = dict.fromkeys(_existing(path) for path in (root, *(cache.home.joinpath(*name) for name in names)))
     reason = next(filter(None, map(_writing_obstacle, places)), "")
-    return Refusal(reason, _WRITABLE_REMEDY).error(root) if reason else None
+    return unusable(root, Rejection(reason, _WRITABLE_REMEDY)) if reason else None
 
 
 def _existing(path: Path) -> Path:

@@ -25,7 +25,6 @@ from op_builder.cache.ownership import (
     SIGNATURE,
     TITLE,
     TO_SHARE,
-    Refusal,
     distrusted,
     open_file,
     signature,
@@ -33,6 +32,7 @@ from op_builder.cache.ownership import (
 )
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import replace_text
+from op_builder.system.outcomes import Rejection
 from op_builder.system.records import Memo
 
 # Raise it when old records would look damaged, or the meaning of a folder changes.
@@ -108,7 +108,7 @@ def memo(root: Path) -> Memo:
 
 def _open_memo(path: Path) -> int:
     opened = open_file(str(path.parents[2]), str(path))
-    if isinstance(opened, Refusal):
+    if isinstance(opened, Rejection):
         raise OSError(errno.EACCES, opened.reason, str(path))
     return opened
 
@@ -145,7 +145,7 @@ def modes(root: Path) -> Modes:
     return _PRIVATE if signed_group(str(root)) is None else _SHARED
 
 
-def refused(root: Path) -> Refusal | None:
+def refused(root: Path) -> Rejection | None:
     """Why ``root`` must not be used as a cache; None if it may, or if only writing to it can show that."""
     names: list[str] | None
     try:
@@ -158,13 +158,13 @@ def refused(root: Path) -> Refusal | None:
         names = None
     if not _is_signed(root):
         if names is None:
-            return Refusal(f"{root} cannot be listed, so it may contain files of yours", f"Run: chmod u+r {root}.")
+            return Rejection(f"{root} cannot be listed, so it may contain files of yours", f"Run: chmod u+r {root}.")
         # A new file system has lost+found, and a killed process may have left temporary files.
         foreign = sorted(
             name for name in names if name != "lost+found" and not re.fullmatch(re.escape(_FRESH) + _RANDOM, name)
         )
         if foreign:
-            return Refusal(
+            return Rejection(
                 f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80})",
                 f"Set ACCEL_CACHE_DIR to a new or empty directory, for example {root / 'accel-ops'}.",
             )
@@ -175,7 +175,7 @@ def refused(root: Path) -> Refusal | None:
                 return None  # claim() corrects its mode
         if (refusal := distrusted(str(root))) is not None:
             example = f", for example {root / 'accel-ops'}" if os.access(root, os.W_OK | os.X_OK) else ""
-            return Refusal(refusal.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}")
+            return Rejection(refusal.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}")
     return distrusted(str(root), HOME)
 
 

@@ -17,6 +17,7 @@ import stat
 
 from op_builder import env
 from op_builder.errors import CacheError
+from op_builder.system.outcomes import Rejection
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +29,12 @@ _WRITABLE_BY_OTHERS = 0o022
 _ENTERED_BY_OTHERS = 0o011
 
 
-class Refusal:  # a NamedTuple would cost each process a quarter of a millisecond
-    """Why something in a cache is not used, and what to do."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        self.reason = reason
-        self.remedy = remedy
-
-    def error(self, root: object) -> CacheError:
-        """The error for the cache at ``root``."""
-        return CacheError(f"The cache directory {root} cannot be used: {self.reason}.", self.remedy)
+def unusable(root: object, rejection: Rejection) -> CacheError:
+    """The error for the cache at ``root``."""
+    return CacheError(f"The cache directory {root} cannot be used: {rejection.reason}.", rejection.remedy)
 
 
-def distrusted(root: str, *names: str) -> Refusal | None:
+def distrusted(root: str, *names: str) -> Rejection | None:
     """Why ``root`` or a directory below it, ``root/names[0]/...``, is not trusted; None if each is, or is missing."""
     place = root
     try:
@@ -54,18 +48,18 @@ def distrusted(root: str, *names: str) -> Refusal | None:
             place = f"{place}/{name}"
             status = os.lstat(place)
             if not stat.S_ISDIR(status.st_mode):
-                return Refusal(f"{place} is not a directory but a link or a file", f"Remove {place}.")
+                return Rejection(f"{place} is not a directory but a link or a file", f"Remove {place}.")
             if group is None and _may_be_shared(status):
                 group = signed_group(root)
             refusal = _refusal(place, status, group)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return Refusal(f"{place}: {error.strerror}", "Set ACCEL_CACHE_DIR to a directory of your own.")
+        return Rejection(f"{place}: {error.strerror}", "Set ACCEL_CACHE_DIR to a directory of your own.")
     return refusal
 
 
-def distrusted_below(root: str, directory: str) -> Refusal | None:
+def distrusted_below(root: str, directory: str) -> Rejection | None:
     """Why something below ``directory`` of the cache at ``root`` is not trusted; None if all of it is.
 
     For files that other programs create with the modes that the umask leaves. Where only the owner may enter the root,
@@ -82,7 +76,7 @@ def distrusted_below(root: str, directory: str) -> Refusal | None:
     return None
 
 
-def open_file(root: str, path: str) -> int | Refusal:
+def open_file(root: str, path: str) -> int | Rejection:
     """A descriptor of a file of the cache at ``root``, or why it is not trusted.
 
     Raises:
@@ -90,9 +84,9 @@ def open_file(root: str, path: str) -> int | Refusal:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
-    refusal: Refusal | None = None
+    refusal: Rejection | None = None
     if not stat.S_ISREG(status.st_mode):
-        refusal = Refusal(f"{path} is not a regular file", f"Remove {path}.")
+        refusal = Rejection(f"{path} is not a regular file", f"Remove {path}.")
     else:
         refusal = _refusal(path, status, signed_group(root) if _may_be_shared(status) else None)
     if refusal is None:
@@ -148,22 +142,22 @@ def _may_be_shared(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWGRP) or not _is_trusted(status.st_uid)
 
 
-def _refusal(place: str, status: os.stat_result, group: int | None) -> Refusal | None:
+def _refusal(place: str, status: os.stat_result, group: int | None) -> Rejection | None:
     shared = group is not None and status.st_gid == group
     if not shared and (refusal := _owner_refusal(place, status)) is not None:
         return refusal
     if status.st_mode & (0o002 if shared else _WRITABLE_BY_OTHERS):
-        return Refusal(
+        return Rejection(
             f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o})",
             f"Run: chmod go-w {place}. {TO_SHARE}",
         )
     return None
 
 
-def _owner_refusal(place: str, status: os.stat_result) -> Refusal | None:
+def _owner_refusal(place: str, status: os.stat_result) -> Rejection | None:
     if _is_trusted(status.st_uid):
         return None
-    return Refusal(
+    return Rejection(
         f"{place} is owned by user {status.st_uid}",
         f"Set ACCEL_CACHE_DIR to a directory of your own; or ACCEL_CACHE_TRUST={status.st_uid} if you trust that user.",
     )

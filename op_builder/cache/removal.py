@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from op_builder.cache.layout import GENERATED, HOME
-from op_builder.cache.ownership import Refusal, distrusted, signature, warn_once
+from op_builder.cache.ownership import distrusted, signature, warn_once
+from op_builder.system.outcomes import Rejection
 
 
 class Folder:
@@ -110,7 +111,7 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            refusal = Refusal(f"{Path(root, HOME, *names)}: {error.strerror}", "Its owner can remove it.")
+            refusal = Rejection(f"{Path(root, HOME, *names)}: {error.strerror}", "Its owner can remove it.")
         if descriptor is not None:
             os.close(descriptor)
     if refusal is not None:

@@ -20,13 +20,14 @@ from op_builder.cache import layout
 from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
 from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
-from op_builder.cache.ownership import Refusal, distrusted, distrusted_below, open_file, warn_once
+from op_builder.cache.ownership import distrusted, distrusted_below, open_file, unusable, warn_once
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import (
     content_sha256,
     opened_sha256,
     subdirectories,
 )
+from op_builder.system.outcomes import Rejection
 from op_builder.system.records import SHA256_FACT, Memo, RecordError, read_text
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ _NOTE_EVERY_S = 30.0  # less than the time for which pruning keeps a used entry
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
-_DAMAGED = Refusal("its binary does not match its manifest", "")
+DAMAGED = Rejection("its binary does not match its manifest", "It is built again.")
+CHANGED = Rejection("a header that it was built with has changed", "It is built again.")
 
 
 class Entry(NamedTuple):
@@ -54,13 +56,6 @@ class Entry(NamedTuple):
     def digest(self) -> str:
         """The build key's digest, which identifies this build of its op."""
         return self.directory.name
-
-    def note_use(self) -> None:
-        """Renew the time of last use, for pruning; at most twice a minute, and not in a read-only cache."""
-        manifest = self.directory / MANIFEST
-        with contextlib.suppress(OSError):
-            if abs(time.time() - manifest.stat().st_mtime) > _NOTE_EVERY_S:  # the file system's clock may differ
-                os.utime(manifest)
 
     def is_intact(self, *, through_links: bool = False) -> bool:
         """Whether the binary is the one the manifest describes."""
@@ -97,30 +92,45 @@ class Cache:
         self.damaged: dict[Path, str] = {}
         self.memo = Memo() if in_package else layout.memo(self.root)
 
-    def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
-        """The intact entry of ``key`` whose headers are all unchanged, or None.
+    def matching(
+        self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False
+    ) -> Iterator[tuple[Entry, Rejection | None]]:
+        """The entries of ``key``, each with why it cannot be used, or None; checked one by one, as they are taken.
 
         Args:
-            any_compiler: accept an entry of any compiler; for machines without one.
+            any_compiler: entries of any compiler match; for machines without one.
         """
         op_dir = self._op_dir(op)
-        directories = _keyed(op_dir) if any_compiler else [op_dir / key.digest]
-        for directory in directories:
+        for directory in _keyed(op_dir) if any_compiler else [op_dir / key.digest]:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
-                if not entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler):
-                    continue
-                flaw = self._flaw(entry)
-                if flaw is None:
-                    if self._is_ours:
-                        entry.note_use()
-                    return entry
-                if flaw is _DAMAGED:
-                    self.set_aside(entry.directory, flaw.reason)
-                else:
-                    warn_once(flaw.reason, f"the built '{op}' there is not used", flaw.remedy)
+                unchanged = entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler)
+                yield entry, self._flaw(entry) if unchanged else CHANGED
+
+    def find(self, key: PlanKey, op: str, roots: Roots) -> Entry | None:
+        """The first usable entry of ``key``, or None."""
+        for entry, rejection in self.matching(key, op, roots):
+            if rejection is None:
+                self.note_use(entry)
+                return entry
+            self.dismiss(entry, rejection)
         return None
+
+    def note_use(self, entry: Entry) -> None:
+        """Renew an entry's time of last use, for pruning; at most twice a minute, and not in a read-only cache."""
+        manifest = entry.directory / MANIFEST
+        with contextlib.suppress(OSError):
+            # The file system's clock may differ.
+            if self._is_ours and abs(time.time() - manifest.stat().st_mtime) > _NOTE_EVERY_S:
+                os.utime(manifest)
+
+    def dismiss(self, entry: Entry, rejection: Rejection) -> None:
+        """Move a damaged entry out of the way, and warn of one that is not trusted."""
+        if rejection is DAMAGED:
+            self.set_aside(entry.directory, rejection.reason)
+        elif rejection is not CHANGED:
+            warn_once(rejection.reason, f"the built '{entry.manifest.op}' there is not used", rejection.remedy)
 
     def flaw(self, entry: Entry) -> str:
         """Why ``load()`` would not use an entry; empty if its binary is as the manifest describes it."""
@@ -169,7 +179,7 @@ class Cache:
             _flush(staged / manifest.artifact)
             staged.chmod(modes.directory)
             if (refusal := self._distrusted(final.parent)) is not None:
-                raise refusal.error(self.root)
+                raise unusable(self.root, refusal)
             for _ in range(_ATTEMPTS):
                 try:
                     layout.make_directory(final.parent, modes.directory)
@@ -189,7 +199,7 @@ class Cache:
     def require_ours(self) -> None:
         """Raise a CacheError if the directory exists and is not a cache that this user may change."""
         if (refusal := layout.refused(self.root)) is not None:
-            raise refusal.error(self.root)
+            raise unusable(self.root, refusal)
 
     def writable_dir(self, name: str) -> Path:
         """The folder ``name``, created if it is missing.
@@ -203,7 +213,7 @@ class Cache:
             layout.claim(self.root)
             layout.make_directory(directory, layout.modes(self.root).directory)
             if (refusal := distrusted(str(self.root), HOME, name)) is not None:
-                raise refusal.error(self.root)
+                raise unusable(self.root, refusal)
             # Try it: permissions, read-only mounts and quotas can refuse in many ways.
             with tempfile.TemporaryFile(dir=directory):
                 pass
@@ -250,16 +260,16 @@ class Cache:
         except (OSError, RecordError):
             return None
 
-    def _distrusted(self, directory: Path) -> Refusal | None:
+    def _distrusted(self, directory: Path) -> Rejection | None:
         """Why an entry's directory, or one above it, is not trusted; None if all are."""
         if self._in_package:
             return None
         return distrusted(str(self.root), *directory.relative_to(self.root).parts)
 
-    def _flaw(self, entry: Entry) -> Refusal | None:
+    def _flaw(self, entry: Entry) -> Rejection | None:
         """Why an entry is not used: it is damaged, or not trusted; None if it is used."""
         if self._in_package:  # some installers link files
-            return None if entry.is_intact(through_links=True) else _DAMAGED
+            return None if entry.is_intact(through_links=True) else DAMAGED
         if (refusal := self._distrusted(entry.directory)) is not None:
             return refusal
         path, size_bytes = str(entry.artifact), entry.manifest.size_bytes
@@ -268,11 +278,11 @@ class Cache:
             if isinstance(opened, int):
                 os.close(opened)
                 opened = open_file(str(self.root), path)
-            if isinstance(opened, Refusal):
+            if isinstance(opened, Rejection):
                 return opened
             if size_bytes < _LARGE_BYTES:
                 is_intact = opened_sha256(opened, path, size_bytes) == entry.manifest.sha256
-                return None if is_intact else _DAMAGED
+                return None if is_intact else DAMAGED
             os.close(opened)
 
             def digest() -> tuple[dict[str, str], list[str]]:
@@ -280,8 +290,8 @@ class Cache:
 
             fact = self.memo.get(f"sha256 {path}", SHA256_FACT, digest)
         except OSError:
-            return _DAMAGED
-        return None if fact["sha256"] == entry.manifest.sha256 else _DAMAGED
+            return DAMAGED
+        return None if fact["sha256"] == entry.manifest.sha256 else DAMAGED
 
     def _op_dir(self, op: str) -> Path:
         return self.home / OPS / op

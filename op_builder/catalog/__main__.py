@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_builder.catalog.table import cache_keys, markdown_table
+from op_builder.catalog.index import cache_keys, markdown_table
 
 if __name__ == "__main__":
     print(markdown_table())

@@ -27,7 +27,7 @@ class DevicePackage:
     broken: dict[str, str]
 
     @property
-    def complaint(self) -> str:
+    def problems(self) -> str:
         """One sentence for each broken module; empty without any."""
         return " ".join(f"{module} cannot be imported: {error}." for module, error in self.broken.items())
 

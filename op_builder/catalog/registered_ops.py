@@ -31,7 +31,7 @@ from importlib.metadata import entry_points
 
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.modules import import_modules
-from op_builder.load.resolver import is_listing
+from op_builder.load.load import is_listing
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class RegisteredPackage:
     problems: tuple[str, ...]
 
     @property
-    def complaint(self) -> str:
+    def problem_text(self) -> str:
         """One sentence with all problems; empty without any."""
         listed = "; ".join(self.problems)
         return f"Problems of the ops that {self.label} ({self.module}) registers: {listed}." if listed else ""
@@ -150,11 +150,11 @@ def _read(label: str, name: str) -> _Found:
         for class_name, cls in vars(module).items()
         if isinstance(cls, type) and issubclass(cls, OpBuilder) and f"{cls.__module__}.".startswith(f"{own}.")
     ]
-    builders = tuple((class_name, cls) for class_name, cls in classes if not _shortcoming(cls, class_name))
+    builders = tuple((class_name, cls) for class_name, cls in classes if not _problem_of(cls, class_name))
     ops = {cls for _, cls in builders}
     problems = [f"{module} cannot be imported: {error}" for module, error in broken.items()]
     problems += [
-        f"{cls.__module__}.{cls.__qualname__} is not an op: {_shortcoming(cls)}"
+        f"{cls.__module__}.{cls.__qualname__} is not an op: {_problem_of(cls)}"
         for cls in dict.fromkeys(cls for _, cls in classes)
         # A class with subclasses, or an abstract class without a name, is meant as a base class.
         if cls not in ops and not cls.__subclasses__() and (cls.NAME or not inspect.isabstract(cls))
@@ -162,7 +162,7 @@ def _read(label: str, name: str) -> _Found:
     return _Found(label, name, builders, tuple(problems))
 
 
-def _shortcoming(cls: type[OpBuilder], class_name: str = "") -> str:
+def _problem_of(cls: type[OpBuilder], class_name: str = "") -> str:
     """Why a builder class is not an op under ``class_name``; empty if it is one."""
     if inspect.isabstract(cls):
         return f"it does not define {', '.join(sorted(cls.__abstractmethods__))}()"

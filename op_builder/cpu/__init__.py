@@ -2,4 +2,4 @@
 
 from op_builder.catalog.registry import device_view
 
-__all__, __getattr__, __dir__, __path__, __file__ = device_view(__name__)
+__getattr__, __dir__, __path__, __file__ = device_view(__name__)

@@ -17,7 +17,7 @@ from typing import IO
 from op_builder import env
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
-from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, saved_since
+from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, recipe_parts, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
@@ -79,6 +79,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
     """
     options = options or BuildOptions()
     with _only_builder(cache, key, plan.op, options.cancel):
+        # Another process may have built it since the caller's look-up.
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
@@ -123,23 +124,25 @@ class _Build:
                 try:
                     commands, peak_bytes = self._compile(staging, restored)
                 finally:
-                    objects.store(staging, finished_outputs(staging), started_ns)
+                    if self._has_same_sources(key):
+                        objects.store(key, staging, finished_outputs(staging), started_ns)
                 if restored or not peak_bytes:  # not measured for all files
                     peak_bytes = max(peak_bytes, self.measured_bytes)
                 inspection = self._inspected(staging)
                 try:
-                    after = self._key(commands, staging)
+                    after = self._build_key(key, commands, staging)
                 except HeaderGoneError as missing:
                     logger.info("%s vanished while '%s' was built; building again.", missing, self.plan.op)
                     continue
-                unchanged = after.plan.digest == key.digest and not saved_since(started_ns, self.plan, after)
+                unchanged = self._has_same_sources(key) and not saved_since(started_ns, self.plan, after)
                 if unchanged or (before is not None and after.digest == before.digest):
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
                     artifact = staging / self.plan.artifact_name
                     return publish(self.cache, self.plan, artifact, after, inspection, build_s, peak_bytes, keep=[_LOG])
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
-            key, before = after.plan, after
+            key = plan_key(self.plan, self.toolset, self.cache.memo)
+            before = after._replace(plan=key)
         raise CacheError(
             f"The sources of '{self.plan.op}' changed during each of {_ATTEMPTS} builds.",
             "Load it again when its sources are no longer being written.",
@@ -216,7 +219,10 @@ class _Build:
         kernels = f"no kernel compiled: {obstacle}" if obstacle else "a kernel compiled"
         return replace(inspection, check=f"{inspection.check}; {kernels}")
 
-    def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
+    def _has_same_sources(self, key: PlanKey) -> bool:
+        return all(key.parts.get(name) == text for name, text in recipe_parts(self.plan).items())
+
+    def _build_key(self, key: PlanKey, commands: BuildCommands, staging: Path) -> BuildKey:
         missing = [step.depfile for step in commands.compile_steps if not (staging / step.depfile).exists()]
         if missing:
             raise ToolchainError(
@@ -224,7 +230,6 @@ class _Build:
                 "so changes of headers would not be noticed.",
                 "Use a compiler that supports -MD and -MF.",
             )
-        key = plan_key(self.plan, self.toolset, self.cache.memo)
         linked = staging / LINKED_LIST
         return key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
 

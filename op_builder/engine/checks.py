@@ -1,16 +1,53 @@
-"""Checks of what the engine needs: ninja, a cache directory it can write, settings it can parse."""
+"""Checks of everything that compiling an op needs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from op_builder import env
 from op_builder.cache.failures import obstacle
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
-from op_builder.plan import BuildPlan
+from op_builder.plan import SYCL_HOST_RUNTIME, BuildPlan
 from op_builder.system.interpreter import python
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
 from op_builder.system.process import run
+from op_builder.toolchains.checks import cuda_versions_check, cxx_check, nvcc_check, torch_check, torch_cuda_check
 from op_builder.toolchains.jobs import job_count
+
+
+def build_checks(
+    make_plan: Callable[[], BuildPlan], cache: Cache, op: str, *, has_device_checks: bool = False
+) -> list[CheckOutcome]:
+    """Checks of the tools and settings that the plan needs, and of the cache.
+
+    Args:
+        make_plan: returns the plan, or raises why there is none.
+        has_device_checks: whether loading the op looks for the device of its CUDA sources.
+    """
+    torch, plan = guarded("torch", torch_check), guarded("sources", make_plan)
+    if isinstance(plan, Failed):
+        return [torch, plan]
+    outcomes = [
+        torch,
+        guarded("Python", python_check),
+        guarded("ninja", ninja_check),
+        guarded("C++ compiler", lambda: cxx_check(plan, cache.memo)),
+        guarded("cache directory", lambda: cache_check(cache, op)),
+        guarded("build settings", lambda: settings_check(plan)),
+    ]
+    if plan.uses_cuda:
+        if plan.binding.uses_torch_cxx and not has_device_checks:
+            outcomes.append(guarded("CUDA device", torch_cuda_check))
+        outcomes.append(guarded("nvcc", lambda: nvcc_check(plan, cache.memo)))
+        if plan.binding.uses_torch_cxx:
+            outcomes.append(guarded("CUDA versions", lambda: cuda_versions_check(cache.memo)))
+    if plan.sycl is not None:
+        from op_builder.toolchains.sycl import choose, gather_facts, toolchain_checks
+
+        has_texts = any(source.label == SYCL_HOST_RUNTIME for source in plan.sources)
+        outcomes += toolchain_checks(lambda: choose(gather_facts(has_kernel_texts=has_texts)), cache.memo)
+    return outcomes
 
 
 def python_check() -> CheckOutcome:

@@ -20,9 +20,9 @@ from typing import Any
 
 from op_builder.cache import layout
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
-from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, plan_key, saved_since
+from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, saved_since
 from op_builder.cache.layout import HOME, OBJECTS
-from op_builder.cache.ownership import Refusal, distrusted, open_file, warn_once
+from op_builder.cache.ownership import distrusted, open_file, warn_once
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import (
     CompileStep,
@@ -33,6 +33,7 @@ from op_builder.engine.commands import (
 )
 from op_builder.errors import AccelError
 from op_builder.plan import BuildPlan
+from op_builder.system.outcomes import Rejection
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Objects:
         for step, name in self._names(key).items():
             with contextlib.suppress(*_DAMAGED):
                 opened = open_file(str(self.cache.root), str(self.cache.home / OBJECTS / name))
-                if isinstance(opened, Refusal):
+                if isinstance(opened, Rejection):
                     warn_once(opened.reason, "this object is not used", opened.remedy)
                     continue
                 with os.fdopen(opened, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -75,15 +76,15 @@ class Objects:
                     os.utime(opened)
         return restored
 
-    def store(self, staging: Path, names: Container[str], started_ns: int) -> None:
+    def store(self, key: PlanKey, staging: Path, names: Container[str], started_ns: int) -> None:
         """Keep objects of a build's directory; a failure is logged, and fails no build.
 
         Args:
+            key: of the plan, whose sources have not changed since.
             names: of the objects.
             started_ns: when the build began; an object of files that were saved since is not kept.
         """
         try:
-            key = plan_key(self.plan, self.toolset, self.cache.memo)
             folder = self.cache.writable_dir(OBJECTS)
             mode = layout.modes(self.cache.root).file
             for step, name in self._names(key).items():

@@ -32,12 +32,12 @@ from torch.utils import cpp_extension
 from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
-from op_builder.catalog.device import current_accelerator
+from op_builder.catalog.builders import UnavailableOpBuilder
+from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, family_of
 from op_builder.catalog.registry import find_builder
-from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, OPS, op_of
-from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.device import current_accelerator
 from op_builder.errors import AccelError, IncompatibleOpError, UnknownOpError
-from op_builder.plan import BuildPlan
+from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.toolchains.cuda import find_cuda
 
 logger = logging.getLogger(__name__)
@@ -169,9 +169,9 @@ class _OnEngine(OpBuilder):
                     _undo.append(partial(setattr, cpp_extension, "CUDA_HOME", None))
         super().__init__(*arguments, **keywords)
 
-    def plan(self) -> BuildPlan:
+    def plan_for(self, facts: PlanFacts) -> BuildPlan:
         try:
-            return super().plan()
+            return super().plan_for(facts)
         except IncompatibleOpError as error:
             if getattr(error.__cause__, "name", "") == "dskernels":
                 raise IncompatibleOpError(error.message, "pip install deepspeed-kernels") from error.__cause__
@@ -251,12 +251,12 @@ def _with_our_ops(theirs: Any, device: str) -> Find:
     find: Find = theirs.get_op_builder
 
     def find_ours(name: str) -> Any:
-        op, own = op_of(name), find(name)
+        op, own = family_of(name), find(name)
         if op is None or not _is_named(own, name):
             return own
         if name in _PROVEN_OPS.get(device, ()):
             return find_builder(name, f"op_builder.{device}")
-        return find_builder(name, "op_builder.host") if op.works_anywhere else own
+        return find_builder(name, "op_builder.host") if op.host is not None else own
 
     return find_ours
 
@@ -274,7 +274,7 @@ def _set_finder(accelerator: Any, find: Find) -> None:
 def _replace_names(find: Find, is_old: Callable[[Any], bool], is_wanted: Callable[[Any], bool]) -> set[str]:
     """Replace builders in the modules of DeepSpeed that have imported them, and return their names."""
     replaced = set()
-    known = {op.builder for op in OPS} | {*DEEPSPEED_ONLY_OPS}
+    known = {*BUILDERS, *DEEPSPEED_ONLY_OPS}
     for module in _modules():
         for name in known & {*vars(module)}:
             old = vars(module)[name]

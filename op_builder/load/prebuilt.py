@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from op_builder import paths
 from op_builder._version import __version__
-from op_builder.cache.key import Roots, cpu_digest, platform_name, recipe_parts
+from op_builder.cache.key import Roots, recipe_parts
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
 from op_builder.errors import AccelError
+from op_builder.load.resolve import PrebuiltFacts
 from op_builder.paths import NATIVE_DIRECTORIES, native_root
-from op_builder.plan import SYCL_LIBRARY
+from op_builder.plan import PlanFacts
+from op_builder.spec import OpSpec
+from op_builder.system.outcomes import Rejection
 from op_builder.system.records import (
+    Memo,
     RecordError,
     Schema,
     are_texts,
@@ -35,10 +40,6 @@ from op_builder.system.records import (
     members,
     read_text,
 )
-from op_builder.system.torch_install import parse_release, torch_install
-
-if TYPE_CHECKING:
-    from op_builder.load.op import Op
 
 DIRECTORY = paths.PREBUILT_DIRECTORY
 INDEX = "wheel.json"
@@ -68,45 +69,24 @@ _OUR_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("c++ flags", "nvcc flags")
 
 
-class Rejected(NamedTuple):
-    """A prebuilt binary that does not fit this process, and why; ``entry`` is None if its manifest cannot be read."""
-
-    directory: Path
-    reason: str
-    entry: Entry | None
-
-
-def find_prebuilt(op: Op) -> Entry | Rejected | None:
-    """The prebuilt binary of an op that fits, else one that does not fit, with the reason; None without any."""
-    others: list[Rejected] = []
-    own: list[Rejected] = []
-    for root in paths.prebuilt_roots(type(op)):
+def find_prebuilt(spec: OpSpec, memo: Memo) -> Iterator[PrebuiltFacts]:
+    """The prebuilt binaries of an op."""
+    for root in spec.prebuilt_roots:
         cache = Cache(root, in_package=True)
-        for entry in cache.entries(op.name):
-            reason = _other_recipe(entry, root.parent, op)
-            if reason is not None:
-                others.append(Rejected(entry.directory, printable(reason), entry))
-                continue
-            reason = _misfit(entry)
-            if reason is None:
-                return entry
-            own.append(Rejected(entry.directory, printable(reason), entry))
-        own += [
-            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in cache.damaged.items()
-        ]
-    # A wheel may contain an op for several devices, so that another recipe is the least interesting reason.
-    return next(iter([*own, *others]), None)
+        for entry in cache.entries(spec.name):
+            recipe = _other_recipe(entry, root.parent, spec, memo)
+            yield PrebuiltFacts(entry.directory, entry, printable(recipe), "" if recipe else _damage(entry))
+        for directory, reason in cache.damaged.items():
+            yield PrebuiltFacts(directory, None, damage=reason)
 
 
-def refused_by_linker(entry: Entry) -> Rejected | None:
+def linker_rejection(entry: Entry) -> Rejection | None:
     """Why the dynamic linker would reject a prebuilt binary: the C++ library is too old. For the report."""
     has = cxx_library_versions()
     needs = entry.manifest.needs
     needed = {f"{family}_{needs[family]}" for family in ("GLIBCXX", "CXXABI") if family in needs}
     lacking = sorted(needed - has) if has else []
-    if not lacking:
-        return None
-    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the installed C++ library lacks", entry)
+    return Rejection(f"it needs {' and '.join(lacking)}, which the installed C++ library lacks") if lacking else None
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
@@ -123,14 +103,14 @@ def read_index(root: Path) -> dict[str, Any] | None:
         raise RecordError(error.strerror) from error
 
 
-def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
-    """Why ``entry`` was not built from this op's current recipe: it is for another device, or a file was edited."""
+def _other_recipe(entry: Entry, package: Path, spec: OpSpec, memo: Memo) -> str:
+    """How ``entry`` differs from the op's current recipe: it is for another device, or a file was edited."""
     try:
-        plan = op.plan_for(entry.manifest.cuda_archs)
+        plan = spec.plan(PlanFacts(memo, cuda_archs=tuple(entry.manifest.cuda_archs)))
         built = entry.manifest.key_parts
         recipe = recipe_parts(plan)
     except AccelError:
-        return None  # a wheel may contain binaries without their sources
+        return ""  # a wheel may contain binaries without their sources
     flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(recipe[name])]
     names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
@@ -139,7 +119,7 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
     # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]
     other += _changed_headers(entry, package, Roots.of(plan))
-    return f"it was built from another recipe ({', '.join(other)})" if other else None
+    return ", ".join(other)
 
 
 def _cpu_flags(flags: str) -> list[str]:
@@ -152,32 +132,6 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
     places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
     return [f"header {header.path}" for header in own if not header.is_unchanged(roots)]
-
-
-def _misfit(entry: Entry) -> str | None:
-    checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _other_tvm_ffi, _damaged)
-    return next((reason for check in checks if (reason := check(entry)) is not None), None)
-
-
-def _other_platform(entry: Entry) -> str | None:
-    here = platform_name()
-    built_for = entry.manifest.key_parts.get("platform")
-    if built_for != here:
-        return f"it was built for {built_for}, this is {here}"
-    cpu = entry.manifest.key_parts.get("cpu")
-    if cpu is not None and cpu != cpu_digest():
-        return "it was compiled for another machine's CPU (-march=native)"
-    needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
-    if needed and found and numbers(found) < numbers(needed):
-        return f"it needs glibc {needed}, this is {found}"
-    return None
-
-
-def _glibc() -> str:
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
-    except (AttributeError, OSError, ValueError):  # another C library
-        return ""
 
 
 @lru_cache(maxsize=1)
@@ -196,74 +150,9 @@ def cxx_library_versions() -> frozenset[str]:
     return frozenset(name.decode() for name in found)
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
-
-
-def _other_torch(entry: Entry) -> str | None:
-    manifest, install = entry.manifest, torch_install()
-    if manifest.fits_any_python:
-        if install.release < manifest.least_torch:
-            return f"it needs torch {manifest.torch_needed}, this is {install.version}"
-        return None
-    if parse_release(manifest.torch) != install.release:
-        return f"it was built with torch {manifest.torch}, this is {install.version}"
-    import sysconfig  # an op on the Stable ABI does not need it, and it takes half a millisecond
-
-    python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    if manifest.key_parts.get("python abi") != python_abi:
-        return f"it was built for Python ABI {manifest.key_parts.get('python abi')}, this is {python_abi}"
-    return None
-
-
-def _other_devices(entry: Entry) -> str | None:
-    """The visible CUDA device that the binary has no code for."""
-    archs = entry.manifest.cuda_archs
-    if not archs or torch_install().cuda is None:
-        return None
-    import torch
-
-    from op_builder.toolchains.cuda_archs import serves
-
-    for index in range(torch.cuda.device_count()):
-        capability = torch.cuda.get_device_capability(index)
-        if not serves(archs, capability):
-            found = ".".join(map(str, capability))
-            return f"it was built for CUDA architectures {';'.join(archs)}, device {index} is {found}"
-    return None
-
-
-def _other_sycl(entry: Entry) -> str | None:
-    """The difference between the SYCL runtime that the binary needs and the installed one."""
-    needed = entry.manifest.needs.get(SYCL_LIBRARY)
-    if needed is None:
-        return None
-    from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, find_runtime
-
-    runtime = find_runtime()
-    if runtime is None:
-        return f"it needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed. {INSTALL_REMEDY}"
-    if str(runtime.major) != needed:
-        return f"it needs {SYCL_LIBRARY}.{needed}, the installed SYCL runtime is {runtime.version}"
-    return None
-
-
-def _other_tvm_ffi(entry: Entry) -> str | None:
-    built_with = entry.manifest.key_parts.get("library tvm_ffi")
-    if built_with is None:
-        return None
-    from op_builder.toolchains.tvm_ffi import tvm_ffi_library
-
-    try:
-        version = tvm_ffi_library().version
-    except AccelError as error:
-        return f"{error.message.rstrip('.')}. {error.remedy}"
-    return f"it was built with apache-tvm-ffi {built_with}, this is {version}" if version != built_with else None
-
-
-def _damaged(entry: Entry) -> str | None:
-    if entry.is_intact():
-        return None
+def _damage(entry: Entry) -> str:
+    if entry.is_intact(through_links=True):
+        return ""
     if not entry.artifact.exists():
-        return f"its binary {entry.manifest.artifact} is missing; reinstall the package"
-    return "its binary does not match its manifest (altered or truncated); reinstall the package"
+        return f"its binary {entry.manifest.artifact} is missing"
+    return "its binary does not match its manifest (altered or truncated)"

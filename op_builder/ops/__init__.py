@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from op_builder.catalog.table import OPS
-
 if TYPE_CHECKING:
     from op_builder.ops.functional.registration import dequantize_blocks as dequantize_blocks
     from op_builder.ops.functional.registration import packbits as packbits
@@ -29,7 +27,20 @@ if TYPE_CHECKING:
     from op_builder.ops.optim.fused_lion import FusedLion as FusedLion
     from op_builder.ops.optim.fused_lion import SYCLFusedLion as SYCLFusedLion
 
-_HOMES = {name: f"op_builder.ops.{module}" for op in OPS for name, module in op.front_ends}
+_MODULES = {
+    "functional.registration": ("dequantize_blocks", "packbits", "quantize_blocks", "rms_norm", "unpackbits"),
+    "io.safetensors_file": ("load_safetensors",),
+    "io.tensor_store": ("TensorStore",),
+    "optim.cpu_adagrad": ("CPUAdagrad",),
+    "optim.cpu_adam": ("CPUAdam",),
+    "optim.cpu_lamb": ("CPULamb",),
+    "optim.cpu_lion": ("CPULion",),
+    "optim.cpu_sgd": ("CPUSGD",),
+    "optim.fused_adam": ("FusedAdam", "SYCLFusedAdam"),
+    "optim.fused_lamb": ("FusedLamb",),
+    "optim.fused_lion": ("FusedLion", "SYCLFusedLion"),
+}
+_HOMES = {name: f"op_builder.ops.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted(_HOMES)
 

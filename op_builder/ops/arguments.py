@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.load.loader import named_error
+from op_builder.load.open import named_error
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -20,12 +20,13 @@ import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
-from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
 from op_builder.ops.comm.across import CCLAcross, GiveUpNote, GlooAcross, require_across
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
 from op_builder.ops.comm.process_group import AccelProcessGroup, CollectiveCounts, Parts
+from op_builder.ops.comm.shm_comm import OP as SHM_COMM
+from op_builder.ops.declare import load_host
 
 __all__ = ["BACKEND", "AccelProcessGroup", "CollectiveCounts", "collective_counts", "register"]
 
@@ -94,7 +95,7 @@ def _name(group_id: str, members: tuple[int, ...]) -> str:
 def _load() -> tuple[Any, str]:
     """The module of shm_comm; or None and the reason why it cannot be loaded."""
     try:
-        return ShareMemCommBuilder().load(), ""
+        return load_host(SHM_COMM), ""
     except AccelError as error:
         return None, str(error)
 

@@ -26,11 +26,10 @@ from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.failures import obstacle
 from op_builder.cache.key import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
-from op_builder.catalog.device import is_accelerator_named, requested_package
-from op_builder.catalog.native import RowBuilder
-from op_builder.catalog.on_torch import TorchRowBuilder
+from op_builder.catalog.builders import PythonOpBuilder, UnavailableOpBuilder
+from op_builder.catalog.index import family_of
 from op_builder.catalog.registry import all_builders, registered_packages
-from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.device import is_accelerator_named, requested_package
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
@@ -38,7 +37,7 @@ from op_builder.plan import Binding
 from op_builder.prebuild.request import HOST_PACKAGE, BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.system.records import encode
-from op_builder.system.target import requested_target
+from op_builder.system.target import Target, requested_target
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_cxx
 
@@ -63,10 +62,10 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     target = requested_target()
     accelerator, package = requested_package() if target is None else ("cpu", HOST_PACKAGE)
     every = [*all_builders(package).values(), *all_builders(HOST_PACKAGE).values()]
-    candidates = [builder for builder in every if not isinstance(builder, TorchRowBuilder)]
-    incomplete = [found for found in registered_packages(package) if found.complaint]
-    request.check_names(candidates, " ".join(found.complaint for found in incomplete))
-    problems = [found.complaint for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
+    candidates = [builder for builder in every if not isinstance(builder, PythonOpBuilder)]
+    incomplete = [found for found in registered_packages(package) if found.problem_text]
+    request.check_names(candidates, " ".join(found.problem_text for found in incomplete))
+    problems = [found.problem_text for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
     for problem in problems:
         log(f"warning: {problem}")
     if target is not None:
@@ -78,9 +77,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         use = f"accelerator {accelerator} (detected; {name} selects another, with or without its device)"
     log(f"torch {torch_install().version}, Python {platform.python_version()}, {use}")
     own = [builder for builder in candidates if _is_in(tree, builder)]
-    for builder in own:
-        builder.target = target
-    chosen, left_out = _choose(own, request, accelerator)
+    chosen, left_out = _choose(own, request, accelerator, target)
     if not any(map(request.wants, own)):
         if problems and request.everything:
             raise _nothing_built(problems)
@@ -90,7 +87,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         _reject_cpu_of_compiler()
     with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
-        outcomes = build_all(chosen, required=required, force=False, report=_log_progress(len(chosen)))
+        outcomes = build_all(chosen, required=required, force=False, report=_log_progress(len(chosen)), target=target)
         _raise_failures(chosen, outcomes)
         left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
@@ -153,7 +150,7 @@ def _is_in(tree: Path, builder: OpBuilder) -> bool:
 
 
 def _choose(
-    builders: Sequence[OpBuilder], request: BuildRequest, accelerator: str
+    builders: Sequence[OpBuilder], request: BuildRequest, accelerator: str, target: Target | None
 ) -> tuple[list[OpBuilder], dict[str, str]]:
     """The builders to build, each recipe once, and why the others are left out; empty if not requested."""
     available = {builder.name for builder in builders if not isinstance(builder, UnavailableOpBuilder)}
@@ -162,7 +159,7 @@ def _choose(
     for builder in builders:
         if isinstance(builder, UnavailableOpBuilder) and builder.name in available:
             continue  # another device has it
-        lacking = _reason_against_target(builder)
+        lacking = _reason_against_target(builder, target)
         if lacking is not None and request.requires(builder):
             raise IncompatibleOpError(
                 f"{builder.name} cannot be built: {lacking}.", "Request other ops, or another platform."
@@ -181,19 +178,20 @@ def _reason_against(builder: OpBuilder, request: BuildRequest, accelerator: str)
     if not request.wants(builder):
         return f"{variable}=0" if variable in request.ops else ""
     if isinstance(builder, UnavailableOpBuilder):
-        return builder.REASON
+        return builder.reason
     if device not in (None, accelerator):
         return f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
     return None
 
 
-def _reason_against_target(builder: OpBuilder) -> str | None:
-    if builder.target is None:
+def _reason_against_target(builder: OpBuilder, target: Target | None) -> str | None:
+    if target is None:
         return None
-    if isinstance(builder, RowBuilder) and (reason := dict(builder.OP.left_out).get(builder.target.system)):
-        return f"{reason} (for {builder.target.name})"
+    family = family_of(type(builder).__name__)
+    if family is not None and (reason := dict(family.not_on).get(target.system)):
+        return f"{reason} (for {target.name})"
     if builder.BINDING is not Binding.STABLE or _device_of(builder) is not None:
-        return f"only host ops on the Stable ABI of torch can be built for {builder.target.name}"
+        return f"only host ops on the Stable ABI of torch can be built for {target.name}"
     return None
 
 

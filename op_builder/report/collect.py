@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import difflib
 import importlib
 import os
@@ -11,22 +9,22 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from op_builder import paths
 from op_builder.builder.base import OpBuilder
-from op_builder.builder.recipe import missing_include_dirs
+from op_builder.builder.recipe_of import missing_include_dirs
 from op_builder.cache.compare import nearest_miss
-from op_builder.cache.store import Cache, Entry
-from op_builder.catalog.device import accelerator_facts, current_accelerator, current_package
+from op_builder.cache.store import Cache
+from op_builder.catalog.builders import UnavailableOpBuilder
 from op_builder.catalog.registry import all_builders, device_package, registered_packages
-from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.device import accelerator_facts, current_accelerator, current_package
 from op_builder.engine.commands import build_commands
 from op_builder.errors import AccelError, CacheError, UnknownOpError
-from op_builder.load import resolver
-from op_builder.load.availability import examine
-from op_builder.load.prebuilt import INDEX, Rejected, read_index
+from op_builder.load.decision import Decision, decide
+from op_builder.load.lookup import Lookup
+from op_builder.load.prebuilt import INDEX, read_index
+from op_builder.load.resolve import Candidate
 from op_builder.report import machine
 from op_builder.system.outcomes import Failed, guarded
 from op_builder.system.records import RecordError
@@ -52,7 +50,7 @@ class OpRow:
 def op_row(builder: OpBuilder) -> OpRow:
     """The report's row for one op."""
     try:
-        return _row(_read_only_copy(builder))
+        return _row(builder, _decided(builder))
     except Exception as error:  # another package's builder may raise anything, and the report must survive it
         return OpRow(
             name=builder.name,
@@ -67,16 +65,20 @@ def op_row(builder: OpBuilder) -> OpRow:
         )
 
 
-def _read_only_copy(builder: OpBuilder) -> OpBuilder:
-    """A copy of ``builder`` that only reads its cache and does not move damaged entries."""
-    copied = copy.copy(builder)
-    with contextlib.suppress(CacheError):  # a check gives the reason
-        vars(copied)["cache"] = Cache(builder.cache.root, is_ours=False)
-    return copied
+def _read_only_cache(builder: OpBuilder) -> Cache:
+    """The builder's cache, in which damaged entries stay."""
+    return Cache(builder.cache.root, is_ours=False)
 
 
-def _row(builder: OpBuilder) -> OpRow:
-    found = examine(builder)
+def _decided(builder: OpBuilder) -> Decision:
+    try:
+        cache = _read_only_cache(builder)
+    except CacheError as error:
+        return Decision((), [Failed("cache directory", error.message, error.remedy)])
+    return decide(builder.spec(), cache)
+
+
+def _row(builder: OpBuilder, found: Decision) -> OpRow:
     several = len(found.failed) > 1
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
@@ -90,8 +92,9 @@ def _row(builder: OpBuilder) -> OpRow:
     missing = guarded("include_paths()", lambda: missing_include_dirs(builder))
     if missing and not isinstance(missing, Failed):
         reasons.append(f"include directories that do not exist are ignored: {', '.join(missing)}")
-    if isinstance(found.prebuilt, Rejected):
-        reasons.append(f"the prebuilt binary is ignored: {found.prebuilt.reason}")
+    prebuilt = found.prebuilt
+    if prebuilt is not None and prebuilt.rejection is not None:
+        reasons.append(f"the prebuilt binary is ignored: {' '.join(filter(None, prebuilt.rejection))}")
     return OpRow(
         name=builder.name,
         builder=type(builder).__name__,
@@ -101,7 +104,7 @@ def _row(builder: OpBuilder) -> OpRow:
         reason="; ".join([*(reason.removesuffix(".") for reason in reasons[:-1]), *reasons[-1:]]),
         remedy=" ".join(remedies),
         summary=builder.SUMMARY,
-        prebuilt=_entry(found.prebuilt),
+        prebuilt=_entry(prebuilt),
     )
 
 
@@ -180,9 +183,9 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
     names = [builder.name for builder in builders]
     near = difflib.get_close_matches(name, names)
     likely = f"Did you mean {' or '.join(near)}? " if near else ""
-    complaints = [other.complaint for other in registered_packages(package)]
+    problems = [other.problem_text for other in registered_packages(package)]
     raise UnknownOpError(
-        " ".join(filter(None, [f"Unknown op {name!r}.", *complaints])),
+        " ".join(filter(None, [f"Unknown op {name!r}.", *problems])),
         f"{likely}The ops are: {', '.join(names)}. Name an op that no package registers as package.module:Builder.",
     )
 
@@ -221,20 +224,20 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
 
 def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
-    builder = _read_only_copy(builder)
-    found = examine(builder)
-    cache = guarded("cache directory", lambda: builder.cache)
-    damaged = {} if isinstance(cache, Failed) else dict(cache.damaged)
+    found, checks = _decided(builder), guarded("checks", builder.check)
     explained: dict[str, Any] = {
-        **asdict(_row(builder)),
-        "checks": [{"passed": not isinstance(outcome, Failed), **outcome._asdict()} for outcome in builder.check()],
+        **asdict(_row(builder, found)),
+        "checks": [
+            {"passed": not isinstance(outcome, Failed), **outcome._asdict()}
+            for outcome in ([checks] if isinstance(checks, Failed) else checks)
+        ],
         "cache_entry": _entry(found.cached),
     }
-    request = guarded("plan", lambda: resolver.Request.of(builder))
+    request = guarded("plan", lambda: _planned(builder))
     if isinstance(request, Failed):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
     plan = request.plan
-    explained["miss"] = _miss(request, damaged) if found.cached is None else None
+    explained["miss"] = _miss(request) if found.cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
         "artifact": plan.artifact_name,
@@ -278,9 +281,17 @@ def _registered(package: str) -> list[dict[str, Any]]:
     ]
 
 
-def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]:
+def _planned(builder: OpBuilder) -> Lookup:
+    """What ``load()`` knows of the op, with its key."""
+    lookup = Lookup(builder.spec(), _read_only_cache(builder))
+    _ = lookup.key
+    return lookup
+
+
+def _miss(request: Lookup) -> dict[str, Any]:
     """Why no entry of the cache matches: it is damaged, or it differs from the request."""
-    for directory, reason in damaged.items():
+    request.find_cached()
+    for directory, reason in request.cache.damaged.items():
         return {"nearest": str(directory), "differences": [f"damaged, will be moved away and rebuilt: {reason}"]}
     cache = request.cache
     nearest, differences = nearest_miss(cache.entries(request.plan.op), request.key, request.roots, cache.memo)
@@ -300,10 +311,10 @@ def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
     return wheels
 
 
-def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
+def _entry(found: Candidate | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    entry, reason = (found.entry, found.reason) if isinstance(found, Rejected) else (found, None)
+    entry, reason = found.entry, None if found.rejection is None else found.rejection.reason
     facts: dict[str, Any] = {"directory": str(found.directory), "rejected": reason}
     if entry is None:
         return facts

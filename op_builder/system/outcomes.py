@@ -13,6 +13,13 @@ from op_builder.errors import AccelError, IncompatibleOpError
 T = TypeVar("T")
 
 
+class Rejection(NamedTuple):
+    """Why something is not used, or does not work here, and what to do about it."""
+
+    reason: str
+    remedy: str = ""
+
+
 class Passed(NamedTuple):
     """A check that passed; ``detail`` is what was found."""
 

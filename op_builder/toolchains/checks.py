@@ -18,7 +18,7 @@ from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
 from op_builder.toolchains.compiler_probe import binutil, can_list_symbols
-from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.cuda import find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
@@ -103,6 +103,16 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
         )
     return Passed("nvcc", f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}")
+
+
+def cuda_versions_check(memo: Memo) -> CheckOutcome:
+    """The toolkit has the CUDA major version that torch was built with."""
+    built = torch_install().cuda
+    if torch_install().hip is None:
+        if built is None:
+            return Passed("CUDA versions", "torch is a build without CUDA; the toolkit is enough to compile")
+        require_same_cuda(find_cuda(memo))
+    return Passed("CUDA versions", f"torch for CUDA {built}")
 
 
 def torch_cuda_check() -> CheckOutcome:

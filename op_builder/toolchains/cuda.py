@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
-from op_builder.errors import MissingCUDAException, ToolchainError
+from op_builder.errors import CUDAMismatchException, MissingCUDAException, ToolchainError
 from op_builder.system.process import run
 from op_builder.system.records import Memo, Schema, is_count, is_text, list_of
 from op_builder.system.torch_install import parse_release, torch_install
@@ -149,3 +149,23 @@ def _named_nvcc() -> str | None:
                 )
             return str(nvcc)
     return None
+
+
+def require_same_cuda(toolkit: CudaToolkit, prefix: str = "") -> None:
+    """Raise a CUDAMismatchException unless torch was built with the toolkit's major version of CUDA.
+
+    Args:
+        prefix: the beginning of the message.
+    """
+    install = torch_install()
+    if install.cuda is None:
+        raise CUDAMismatchException(
+            f"{prefix}torch {install.version} is a build without CUDA.", "Install a CUDA build of torch."
+        )
+    if parse_release(install.cuda)[0] != toolkit.version[0]:
+        found = ".".join(map(str, toolkit.version))
+        raise CUDAMismatchException(
+            f"{prefix}the CUDA toolkit is {found}, torch was built with CUDA {install.cuda}.",
+            f"Install a CUDA {install.cuda} toolkit and set CUDA_HOME to it, or a torch built for CUDA "
+            f"{toolkit.version[0]}.",
+        )

@@ -53,7 +53,7 @@ class KernelTexts:
 
 
 def collect_texts(
-    kernels: Sequence[Path], include_dirs: Sequence[Path], options: Iterable[str], owner: type
+    kernels: Sequence[Path], include_dirs: Sequence[Path], options: Iterable[str], owner: type | None
 ) -> KernelTexts:
     """The texts of ``kernels`` and of the project files that they include with quotes.
 
@@ -61,7 +61,7 @@ def collect_texts(
         kernels: files of free-function kernels.
         include_dirs: searched, in order, after the including file's own directory.
         options: of the kernel compiler, in addition to the include directories.
-        owner: the builder's class, whose places the names are relative to.
+        owner: the builder's class, whose places the names are relative to; None for this project's kernels.
 
     Raises:
         SourceNotFoundError: a text would get another's name, or is outside all roots.
@@ -99,7 +99,7 @@ class _Names:
     roots: dict[Path, str]
 
     @classmethod
-    def of(cls, directories: Iterable[Path], owner: type) -> _Names:
+    def of(cls, directories: Iterable[Path], owner: type | None) -> _Names:
         """Names for the files of ``directories``, of the builder's package and of this project."""
         own = paths.outermost_bases(owner)
         outside = [directory for directory in directories if not paths.is_native(directory)]

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import AccelError
+from op_builder.ops.declare import load_host
+from op_builder.ops.io.async_io import OP as ASYNC_IO
 
 _PIECE_BYTES = 128 << 20  # of one request; the queue runs empty between two
 _SPARE_BYTES = 64 << 20  # left to other programs on the disk
@@ -127,4 +128,4 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
             f"A file cannot be created in {directory}: {error.strerror}.", "Pass a directory that this user can write."
         ) from None
     with file:
-        yield Bench(file.fileno(), size_bytes, seconds, AsyncIOBuilder().load())
+        yield Bench(file.fileno(), size_bytes, seconds, load_host(ASYNC_IO))

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, EnvironmentValueError
 from op_builder.ops.comm.arguments import Tensors
+from op_builder.ops.comm.ccl_comm import OP as CCL_COMM
 from op_builder.ops.comm.gloo import LentTensors, has_ended
 from op_builder.ops.comm.hosts import Layout
+from op_builder.ops.declare import load_host
 
 ACROSS = ("gloo", "ccl")
 _KVS_KEY = "accel/kvs"
@@ -150,7 +151,7 @@ class CCLAcross:
     """The leaders' collectives by oneCCL."""
 
     def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> None:
-        module = CCLCommBuilder().load()
+        module = load_host(CCL_COMM)
         if layout.host == 0:
             store.set(_KVS_KEY, bytes(module.get_sub_kvs_addr(True)))  # type: ignore[arg-type]
         address = list(store.get(_KVS_KEY))

@@ -8,8 +8,15 @@ from typing import Any
 
 import torch
 
+from op_builder.cache.store import Cache
 from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops.comm.ccl_communicator import ADDRESS_BYTES, Address, CCLWork, Communicator
+from op_builder.ops.declare import host_recipe, native_spec, system_check
+from op_builder.plan import BuildPlan, PlanFacts
+from op_builder.recipe import plan_of
+from op_builder.spec import OpFamily
+from op_builder.system.outcomes import CheckOutcome, guarded
+from op_builder.toolchains.oneccl import build_check, find_oneccl, load_check, open_oneccl, require_oneccl
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch.distributed's default for gloo
 
@@ -196,3 +203,46 @@ def _reduction(op: Any) -> str:
     if isinstance(number, bool) or number not in _REDUCTIONS:
         raise OpArgumentError(f"op is {op!r}.", "Pass torch.distributed.ReduceOp.SUM, AVG, PRODUCT, MIN or MAX.")
     return _REDUCTIONS[number]
+
+
+_RECIPE = host_recipe("ccl_comm", ("ccl/communicator.cpp",), optimized=(), link_flags=("-pthread",))
+_NOT_ON = (
+    ("linux", "oneCCL's C++ functions take the types of libstdc++, and ziglang's clang has libc++"),
+    ("darwin", "oneCCL is for Linux"),
+)
+
+
+def _plan(facts: PlanFacts) -> BuildPlan:
+    """The plan with oneCCL from ``CCL_ROOT``, from PyPI's wheels or from the system."""
+    found = find_oneccl()
+    return plan_of(_RECIPE if found is None else _RECIPE._replace(libraries=(found.as_library,)), facts)
+
+
+def _build_checks(cache: Cache) -> list[CheckOutcome]:
+    return system_check(_NOT_ON) or [guarded("oneCCL headers", lambda: build_check(cache.memo))]
+
+
+def _load_checks(cache: Cache) -> list[CheckOutcome]:
+    if system_check(_NOT_ON):  # as the build's checks report
+        return []
+    return [guarded("oneCCL library", lambda: load_check(cache.memo))]
+
+
+def _open_libraries(cache: Cache) -> None:
+    open_oneccl(require_oneccl().library, cache.kernel_directory)
+
+
+OP = OpFamily(
+    "ccl_comm",
+    "CCLCommBuilder",
+    "collectives between CPU ranks through oneCCL",
+    host=native_spec(
+        _RECIPE,
+        CCLCommModule,
+        plan=_plan,
+        checks=_build_checks,
+        load_checks=_load_checks,
+        open_libraries=_open_libraries,
+    ),
+    not_on=_NOT_ON,
+)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
-from op_builder.load.loader import named_error
+from op_builder.load.open import named_error
 from op_builder.ops.arguments import checked_shape, untraced
 from op_builder.ops.comm.arguments import checked_rank
 from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, process_in_proc, shared_segments, space_error

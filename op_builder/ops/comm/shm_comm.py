@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from op_builder.ops.arguments import bounded_int, untraced
 from op_builder.ops.comm.arguments import checked_rank
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.comm.shared_memory_meeting import default_store
+from op_builder.ops.declare import host_recipe, native_spec, system_check
+from op_builder.spec import OpFamily
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
 
 
 class ShareMemCommModule:
@@ -103,3 +107,36 @@ class ShareMemCommModule:
 
 def _uninitialized() -> OpArgumentError:
     return OpArgumentError("shm_comm is not initialized.", "Call initialize(size, rank) on all ranks first.")
+
+
+def shared_memory_check() -> CheckOutcome:
+    """Whether this process can create shared memory and seal it."""
+    name = "shared memory"
+    if not hasattr(os, "memfd_create"):
+        return Passed(name, "not checked, because this Python lacks os.memfd_create()")
+    try:
+        os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError as error:
+        return Failed(name, f"memfd_create(2) is refused: {error.strerror}.", "Allow it in the sandbox, or use gloo.")
+    return Passed(name, "memfd_create(2) works")
+
+
+def _load_checks(_: object) -> list[CheckOutcome]:
+    return system_check(_NOT_ON) or [guarded("shared memory", shared_memory_check)]
+
+
+_NOT_ON = (("darwin", "it needs memfd_create(2) and futex(2) of Linux"),)
+# Only these two files contain loops over data.
+_LOOPS = ("comm/reduce.cpp", "comm/collectives.cpp")
+
+OP = OpFamily(
+    "shm_comm",
+    "ShareMemCommBuilder",
+    "collectives between the CPU ranks of one host through shared memory",
+    host=native_spec(
+        host_recipe("shm_comm", (*_LOOPS, "comm/group.cpp", "comm/segment.cpp", "cpu/isa.cpp"), optimized=_LOOPS),
+        ShareMemCommModule,
+        load_checks=_load_checks,
+    ),
+    not_on=_NOT_ON,
+)

@@ -10,7 +10,9 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import bounded_int, checked_shape
+from op_builder.ops.declare import sycl_spec
 from op_builder.ops.functional.device_tensors import call, require_plain
+from op_builder.spec import OpFamily
 
 _LARGEST_BLOCK = 2**62  # the kernels add it to a tensor's number of elements
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -97,3 +99,11 @@ def _block_size(block_size: int) -> int:
     if number % 2:
         raise OpArgumentError(f"block_size is {block_size!r}.", remedy)
     return number
+
+
+OP = OpFamily(
+    "block_quantize",
+    "BlockQuantizeBuilder",
+    "block quantization to 8 or 4 bits, and dequantization",
+    xpu=sycl_spec("block_quantize", BlockQuantizeModule),
+)

@@ -8,7 +8,9 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import whole_number
+from op_builder.ops.declare import sycl_spec
 from op_builder.ops.functional.device_tensors import call, require_plain
+from op_builder.spec import OpFamily
 
 _BIT_ORDERS = ("little", "big")
 
@@ -67,3 +69,6 @@ def _is_big(bitorder: str) -> bool:
     if bitorder not in _BIT_ORDERS:
         raise OpArgumentError(f"bitorder is {bitorder!r}.", f"Pass one of: {', '.join(_BIT_ORDERS)}.")
     return bitorder == "big"
+
+
+OP = OpFamily("pack_bits", "PackBitsBuilder", "bit packing and unpacking", xpu=sycl_spec("pack_bits", PackBitsModule))

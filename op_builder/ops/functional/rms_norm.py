@@ -8,7 +8,9 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, is_traced
+from op_builder.ops.declare import sycl_spec
 from op_builder.ops.functional.device_tensors import call, require_plain
+from op_builder.spec import OpFamily
 
 
 class RMSNormModule:
@@ -54,3 +56,11 @@ class RMSNormModule:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         call(self.ops.rms_norm, x.contiguous(), residual, weight.contiguous(), out, finite_number("eps", eps))
         return out
+
+
+OP = OpFamily(
+    "rms_norm",
+    "RMSNormBuilder",
+    "RMSNorm over rows, optionally with a residual added first",
+    xpu=sycl_spec("rms_norm", RMSNormModule),
+)

@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
+from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import bytes_of
+from op_builder.ops.declare import host_recipe, native_spec
 from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.aio_operation import File, checked_address
+from op_builder.spec import OpFamily
 from op_builder.system import storage_engines
+from op_builder.system.outcomes import CheckOutcome, guarded
 
 logger = logging.getLogger(__name__)
 
@@ -105,3 +109,30 @@ class AsyncIOModule:
         return 0
 
     deepspeed_memcpy = memcpy
+
+
+def _load_checks(_: object) -> list[CheckOutcome]:
+    if env.ACCEL_AIO_ENGINE.raw() is None:  # one engine always works
+        return []
+    return [guarded("storage engine", storage_engines.forced_engine_check)]
+
+
+_FILES = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")
+
+OP = OpFamily(
+    "async_io",
+    "AsyncIOBuilder",
+    "tensors to and from files, asynchronously",
+    host=native_spec(
+        # The queues of io_uring and libaio are empty except on Linux; the threads need only POSIX. All wait for
+        # devices, so -O2 would save nothing measurable.
+        host_recipe(
+            "async_io",
+            (*(f"aio/{name}.cpp" for name in _FILES), "memory/pages.cpp"),
+            optimized=(),
+            link_flags=("-pthread",),
+        ),
+        AsyncIOModule,
+        load_checks=_load_checks,
+    ),
+)

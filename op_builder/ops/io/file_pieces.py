@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import OpArgumentError, StorageError
+from op_builder.ops.declare import load_host
 from op_builder.ops.io.aio_handle import Handle, HandleSettings
+from op_builder.ops.io.async_io import OP as ASYNC_IO
 
 Progress = Callable[[int, int], object]
 """Called with (bytes done, bytes in all)."""
@@ -47,7 +48,7 @@ class Handles:
         with suppress(IndexError):  # an error of load() must not show this one as its context
             handle = self._idle.pop()
         if handle is None:
-            handle = AsyncIOBuilder().load().aio_handle(**self._settings)
+            handle = load_host(ASYNC_IO).aio_handle(**self._settings)
         yield handle
         # Not after an exception: commands may be in flight, for which the dropped handle waits.
         self._idle.append(handle)

@@ -116,19 +116,6 @@ class LockedTensors:
         return block and block.facts._replace(huge_bytes=_huge_bytes(block.facts.address))
 
 
-class PinMemoryModule(LockedTensors):
-    """The module that ``PinMemoryBuilder().load()`` returns."""
-
-    def pin_handle(self) -> LockedTensors:
-        """An object with the functions on locked tensors, as :class:`op_builder.ops.io.aio_handle.Handle` has them."""
-        return LockedTensors(self._ops)
-
-    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of a CPU tensor in page-locked memory."""
-        pinned = self.new_cpu_locked_tensor(tensor.numel(), tensor).view(tensor.shape)
-        return pinned.copy_(tensor.detach())
-
-
 def _unlock(address: int) -> bool:
     """Unlock the memory that begins at ``address``; False if there is none."""
     block = _blocks.pop(address, None)
@@ -176,7 +163,7 @@ def _registered_by(address: int, size_bytes: int) -> Any:
     """The current accelerator, if it is CUDA and registers the memory with its driver; else None."""
     if not torch.cuda.is_available():
         return None
-    from op_builder.catalog.device import current_accelerator
+    from op_builder.device import current_accelerator
 
     accelerator = current_accelerator()
     if accelerator.device_name() != "cuda":

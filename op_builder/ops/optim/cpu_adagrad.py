@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from op_builder.ops.declare import host_optimizer
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+OP = host_optimizer("cpu_adagrad", "CPUAdagradBuilder", "Adagrad", HostOp)
 
 
 class CPUAdagrad(HostOptimizer):
@@ -35,7 +39,7 @@ class CPUAdagrad(HostOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "CPUAdagradBuilder"
+    NATIVE = OP
     NON_NEGATIVE = frozenset({"sum"})
     NUMBERS = ("eps", "weight_decay", "lr_decay", "initial_accumulator_value")
 

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.declare import host_optimizer
+from op_builder.ops.optim import cpu_amsgrad
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
+from op_builder.ops.optim.zenflow import HostAdam
+from op_builder.spec import OpFamily
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+OP = host_optimizer("cpu_adam", "CPUAdamBuilder", "Adam and AdamW", HostAdam)
 
 
 class CPUAdam(HostOptimizer):
@@ -46,7 +52,7 @@ class CPUAdam(HostOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "CPUAdamBuilder"
+    NATIVE = OP
 
     def __init__(
         self,
@@ -82,5 +88,5 @@ class CPUAdam(HostOptimizer):
                 "Use states of float32 or param, or amsgrad=False.",
             )
 
-    def _builder_of(self, group: Mapping[str, Any]) -> str:
-        return "CPUAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:
+        return cpu_amsgrad.OP if group["amsgrad"] else self.NATIVE

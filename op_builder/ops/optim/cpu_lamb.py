@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from op_builder.ops.declare import host_optimizer
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+OP = host_optimizer("cpu_lamb", "CPULambBuilder", "LAMB", HostOp)
 
 
 class CPULamb(HostOptimizer):
@@ -35,7 +39,7 @@ class CPULamb(HostOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "CPULambBuilder"
+    NATIVE = OP
     NEEDS_NORMS = True
     STORAGES = ("float32", "param")
 

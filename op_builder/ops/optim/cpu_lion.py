@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from op_builder.ops.declare import host_optimizer
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+OP = host_optimizer("cpu_lion", "CPULionBuilder", "Lion", HostOp)
 
 
 class CPULion(HostOptimizer):
@@ -33,7 +37,7 @@ class CPULion(HostOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "CPULionBuilder"
+    NATIVE = OP
 
     def __init__(
         self,

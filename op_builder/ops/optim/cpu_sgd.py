@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.ops.arguments import check_nesterov
+from op_builder.ops.declare import host_optimizer
 from op_builder.ops.optim.checks import check_shapes
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+OP = host_optimizer("cpu_sgd", "CPUSGDBuilder", "SGD with momentum", HostOp)
 
 
 class CPUSGD(HostOptimizer):
@@ -38,7 +42,7 @@ class CPUSGD(HostOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "CPUSGDBuilder"
+    NATIVE = OP
     NUMBERS = ("weight_decay", "momentum", "dampening")
 
     def __init__(

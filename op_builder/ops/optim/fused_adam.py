@@ -7,8 +7,17 @@ from typing import Any
 
 import torch
 
+from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
+from op_builder.load.load import load
+from op_builder.ops.declare import fused_optimizer
+from op_builder.ops.optim import fused_amsgrad
+from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+from op_builder.ops.optim.vendor_adam import VendorAdam
+from op_builder.spec import OpFamily
+
+OP = fused_optimizer("fused_adam", "FusedAdamBuilder", "Adam and AdamW", FusedOp, has_sycl=True, elsewhere=VendorAdam)
 
 
 class FusedAdam(FusedOptimizer):
@@ -43,7 +52,7 @@ class FusedAdam(FusedOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "FusedAdamBuilder"
+    NATIVE = OP
 
     def __init__(
         self,
@@ -74,8 +83,8 @@ class FusedAdam(FusedOptimizer):
             states=states,
         )
 
-    def _builder_of(self, group: Mapping[str, Any]) -> str:
-        return "FusedAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:
+        return fused_amsgrad.OP if group["amsgrad"] else self.NATIVE
 
 
 class SYCLFusedAdam(FusedAdam):
@@ -86,12 +95,13 @@ class SYCLFusedAdam(FusedAdam):
     memory, which a SYCL CPU device updates in place: to test a GPU's kernels on a machine without one.
     """
 
-    BUILDERS = "op_builder.xpu"
+    def _load(self, op: OpFamily) -> Any:
+        return load(op.spec_for("xpu"), Cache())
 
-    def _builder_of(self, group: Mapping[str, Any]) -> str:
+    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:
         if group["amsgrad"]:
             raise AccelError(
                 "SYCLFusedAdam does not support amsgrad=True.",
                 "Pass amsgrad=False, or use CPUAdam or FusedAdam, which support it for parameters in host memory.",
             )
-        return super()._builder_of(group)
+        return super()._op_of(group)

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
+from op_builder.ops.declare import fused_optimizer
+from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+
+OP = fused_optimizer("fused_lamb", "FusedLambBuilder", "LAMB", FusedOp)
 
 
 class FusedLamb(FusedOptimizer):
@@ -33,7 +37,7 @@ class FusedLamb(FusedOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "FusedLambBuilder"
+    NATIVE = OP
     NEEDS_NORMS = True
     # The elements of a partial sum of squares. One block adds the partial sums of a tensor, so a long tensor should
     # have few; a tensor of ten thousand elements should have more than one.

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
+from op_builder.cache.store import Cache
+from op_builder.load.load import load
+from op_builder.ops.declare import fused_optimizer
+from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+from op_builder.spec import OpFamily
+
+OP = fused_optimizer("fused_lion", "FusedLionBuilder", "Lion", FusedOp, has_sycl=True)
 
 
 class FusedLion(FusedOptimizer):
@@ -29,7 +36,7 @@ class FusedLion(FusedOptimizer):
         IncompatibleOpError: the native op cannot be built or loaded here.
     """
 
-    NATIVE = "FusedLionBuilder"
+    NATIVE = OP
 
     def __init__(
         self,
@@ -47,4 +54,5 @@ class FusedLion(FusedOptimizer):
 class SYCLFusedLion(FusedLion):
     """:class:`op_builder.ops.FusedLion` with SYCL kernels, as :class:`op_builder.ops.SYCLFusedAdam`."""
 
-    BUILDERS = "op_builder.xpu"
+    def _load(self, op: OpFamily) -> Any:
+        return load(op.spec_for("xpu"), Cache())

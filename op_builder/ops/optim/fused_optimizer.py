@@ -11,10 +11,13 @@ from typing import Any, ClassVar, overload
 
 import torch
 
+from op_builder.cache.store import Cache
+from op_builder.device import load_for_device
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, untraced
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.optimizer import NativeOptimizer
+from op_builder.spec import OpFamily
 
 
 class FusedOptimizer(NativeOptimizer):
@@ -26,6 +29,9 @@ class FusedOptimizer(NativeOptimizer):
 
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param")
     CHUNK_SIZE: ClassVar[int] = 65536
+
+    def _load(self, op: OpFamily) -> Any:
+        return load_for_device(op, Cache())
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

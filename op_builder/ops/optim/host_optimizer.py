@@ -13,12 +13,14 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, step_count, untraced, whole_number
+from op_builder.ops.declare import load_host
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from op_builder.spec import OpFamily
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
@@ -66,6 +68,9 @@ class HostOptimizer(NativeOptimizer):
     grad_norm: float | None
     skipped: bool
     _hooks: list[Any]  # of in_backward
+
+    def _load(self, op: OpFamily) -> Any:
+        return load_host(op)
 
     def __init__(self, params: Iterable[Any], settings: HostSettings, **options: Any) -> None:
         """``options`` are the defaults of the groups; for ``settings`` see :class:`HostSettings`."""

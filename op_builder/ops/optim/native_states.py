@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -15,41 +15,32 @@ from op_builder.ops.optim.checks import check_shapes
 from op_builder.ops.optim.native_op import NativeOp
 from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
 from op_builder.ops.optim.small_tensors import SmallTensors
-
-if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
+from op_builder.spec import OpFamily
 
 
 class NativeStates(Optimizer):
     """The part of :class:`~op_builder.ops.optim.optimizer.NativeOptimizer` that concerns states.
 
     Attributes:
-        NATIVE: the builder of the native op, unless a group's options need another.
+        NATIVE: the native op, unless a group's options need another.
         NON_NEGATIVE: the states without a sign.
-        BUILDERS: the package that the op's builder is in; None for the current accelerator's.
     """
 
-    NATIVE: ClassVar[str]
+    NATIVE: ClassVar[OpFamily]
     NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
-    BUILDERS: ClassVar[str | None] = None
 
     _natives: dict[str, NativeOp]
     _memory: SmallTensors
 
     # Overridden by some optimizers --------------------------------------------------------------
 
-    def _builder_of(self, group: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """The builder of the native op that updates a group."""
+    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:  # noqa: ARG002
+        """The native op that updates a group."""
         return self.NATIVE
 
-    def _make_builder(self, name: str) -> OpBuilder:
-        if self.BUILDERS is not None:
-            from op_builder.catalog.registry import find_builder
-
-            return find_builder(name, self.BUILDERS)()
-        from op_builder.catalog.device import create_builder
-
-        return create_builder(name)
+    def _load(self, op: OpFamily) -> Any:
+        """Load a native op for the device of the optimizer's parameters."""
+        raise NotImplementedError
 
     def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of a group's states in addition to ``step``, in its op's order."""
@@ -87,16 +78,16 @@ class NativeStates(Optimizer):
 
     def native_of(self, group: Mapping[str, Any]) -> NativeOp:
         """The native op that updates a group, loaded at the first call."""
-        builder = self._builder_of(group)
-        if builder not in self._natives:
-            native = self._make_builder(builder).load()
+        op = self._op_of(group)
+        if op.name not in self._natives:
+            native = self._load(op)
             if not isinstance(native, NativeOp):
                 raise IncompatibleOpError(
-                    f"{type(self).__name__} needs a native op; {builder} has none for this device.",
+                    f"{type(self).__name__} needs a native op; {op.builder} has none for this device.",
                     "Use an optimizer of torch or of the device's vendor, or this project's CPU optimizers.",
                 )
-            self._natives[builder] = native
-        return self._natives[builder]
+            self._natives[op.name] = native
+        return self._natives[op.name]
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """The names of the states in the native op's order, and of their scales."""

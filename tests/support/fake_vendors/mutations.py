@@ -14,7 +14,7 @@ import torch
 
 from accelerator.host_streams import HostEvent
 from accelerator.npu_accelerator import NPU_Accelerator
-from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.catalog.builders import UnavailableOpBuilder
 from tests.support.fake_vendors import fake_device
 
 Mutation = Callable[[], AbstractContextManager[Any]]

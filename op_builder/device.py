@@ -1,15 +1,21 @@
 """The current device and the package of its builders. No other module here imports :mod:`accelerator`.
 
-The imports are in functions, because ``accelerator`` imports the catalog, and because importing must detect nothing.
+The imports are in functions, because importing must detect nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from op_builder.load.load import load
+from op_builder.spec import OUR_DEVICES
+
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
-    from op_builder.builder.base import OpBuilder
+    from op_builder.cache.store import Cache
+    from op_builder.spec import OpFamily
+
+OUR_PACKAGES = tuple(f"op_builder.{device}" for device in (*OUR_DEVICES, "host"))
 
 
 def current_accelerator() -> DeepSpeedAccelerator:
@@ -26,27 +32,19 @@ def current_package() -> str:
     if not package.startswith("deepspeed."):
         return package
     device = accelerator.device_name().partition(":")[0]
-    return f"op_builder.{device if device in ('cpu', 'cuda', 'xpu') else 'host'}"
+    return f"op_builder.{device if device in OUR_DEVICES else 'host'}"
 
 
-def current_builder(class_name: str) -> type[OpBuilder]:
-    """The builder class of that name for the current device.
+def load_for_device(family: OpFamily, cache: Cache) -> Any:
+    """Load this project's op for the current device, or the device's own op of that builder.
 
     Raises:
-        UnknownOpError: no op has that builder.
+        IncompatibleOpError: the op cannot be built or loaded here.
     """
-    from op_builder.catalog.registry import find_builder
-
-    accelerator, package = current_accelerator(), current_package()
-    is_own = accelerator.op_builder_dir() == package
-    return accelerator.get_op_builder(class_name) if is_own else find_builder(class_name, package)
-
-
-def create_builder(class_name: str) -> OpBuilder:
-    """An instance of that class, made by the accelerator unless that is DeepSpeed's; raises like the other."""
-    accelerator = current_accelerator()
-    is_own = accelerator.op_builder_dir() == current_package()
-    return accelerator.create_op_builder(class_name) if is_own else current_builder(class_name)()
+    package = current_package()
+    if package in OUR_PACKAGES:
+        return load(family.spec_for(package.rpartition(".")[2]), cache)
+    return current_accelerator().create_op_builder(family.builder).load()
 
 
 def requested_package() -> tuple[str, str]:

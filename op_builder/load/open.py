@@ -13,6 +13,8 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,58 +23,66 @@ from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
 from op_builder.system.file_contents import mapping_obstacle
+from op_builder.system.outcomes import require
 
 if TYPE_CHECKING:
     import ctypes
 
-    from op_builder.load.op import Op
+    from op_builder.cache.store import Cache
+    from op_builder.spec import OpSpec
 
 NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not mounted noexec."
 
-_lock = threading.RLock()  # loading an op may load another one
+# While it is held, nothing is imported and no code of other packages runs, which could wait for another thread.
+_lock = threading.Lock()
+_registering = threading.Lock()  # held while a library registers with torch: two of one name end the process
 _opened: dict[str, tuple[Entry, Any]] = {}
-_bound: dict[tuple[str, type], Any] = {}
+_bound: dict[tuple[str, str], Any] = {}
+_opening: dict[str, _Opening] = {}
 _half_registered: dict[str, str] = {}
 _module_names: set[str] = set()
+# The thread that opens an op may wait for an import that the waiting thread is in.
+_LONGEST_WAIT_S = 10.0
 
 
-def _replace_lock() -> None:
+class _Opening:
+    """A thread that opens a binary."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.ended = threading.Event()
+
+
+def _replace_locks() -> None:
     # A fork while another thread loads would leave the child a lock that no thread releases.
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _registering
+    _lock, _registering = threading.Lock(), threading.Lock()
+    _opening.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock)
+    os.register_at_fork(after_in_child=_replace_locks)
 
 
-def open_entry(entry: Entry, op: Op) -> Any:
+def open_entry(entry: Entry, spec: OpSpec, cache: Cache) -> Any:
     """Open the binary of ``entry`` in this process; returns the same object each time.
 
     Returns:
-        the result of ``op.bind()``. It gets ``torch.ops.<namespace>`` for a library of torch ops (an object with one
-        attribute per namespace if the library registers several), the module for a Python extension module, a
-        ``tvm_ffi.Module`` for functions of TVM FFI, or a ``ctypes.CDLL`` for another library.
+        what ``spec.front_end`` makes of the opened library: ``torch.ops.<namespace>`` for a library of torch ops (an
+        object with one attribute per namespace if the library registers several), the module for a Python extension
+        module, a ``tvm_ffi.Module`` for functions of TVM FFI, or a ``ctypes.CDLL`` for another library.
 
     Raises:
         IncompatibleOpError: a check of loading failed.
         LoadError: the binary cannot be opened, or a name that it defines exists already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
-    bound_key = (identity, type(op))
-    with _lock:
-        if bound_key not in _bound:
-            import torch  # noqa: F401  (loads the libraries that the binary links against)
-
-            if identity not in _opened:
-                _require_loadable(op)
-                _open_needed(entry, op)
-                opener = _OPENERS.get(entry.manifest.kind)
-                if opener is None:
-                    raise LoadError(f"{entry.artifact} is a precompiled header.", "python -m op_builder.cache clear")
-                _opened[identity] = entry, opener(entry)
-            _bound[bound_key] = op.bind(_opened[identity][1])
-        return _bound[bound_key]
+    key = identity, spec.author
+    if key not in _bound:
+        made = spec.front_end(_open_once(identity, entry, spec, cache))
+        with _lock:  # another thread may have been faster
+            _bound.setdefault(key, made)
+    return _bound[key]
 
 
 def opened_entries(op: str) -> list[Entry]:
@@ -80,24 +90,49 @@ def opened_entries(op: str) -> list[Entry]:
     return [entry for entry, _ in list(_opened.values()) if entry.manifest.op == op]
 
 
-def _require_loadable(op: Op) -> None:
-    outcomes = op.load_checks()
-    if outcomes:  # most ops have none, and their warm load does not need this module
-        from op_builder.system.outcomes import require
+def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
+    if identity not in _opened:
+        if outcomes := spec.load_checks(cache):
+            require(spec.name, outcomes)
+        opener = _OPENERS.get(entry.manifest.kind)
+        if opener is None:
+            raise LoadError(f"{entry.artifact} is a precompiled header.", "python -m op_builder.cache clear")
+        with _one_thread(identity):
+            if identity not in _opened:
+                _open_needed(entry, spec, cache)
+                _opened[identity] = entry, opener(entry)
+    return _opened[identity][1]
 
-        require(op.name, outcomes)
+
+@contextmanager
+def _one_thread(identity: str) -> Iterator[None]:
+    """Wait for another thread that opens the same binary, but not for ever."""
+    with _lock:
+        other = _opening.get(identity)
+        own = _opening[identity] = _Opening() if other is None else other
+    if other is not None and other.thread != threading.get_ident():
+        other.ended.wait(_LONGEST_WAIT_S)
+    try:
+        yield
+    finally:
+        if other is None:
+            with _lock:
+                _opening.pop(identity, None)
+            own.ended.set()
 
 
-def _open_needed(entry: Entry, op: Op) -> None:
+def _open_needed(entry: Entry, spec: OpSpec, cache: Cache) -> None:
     """Open the libraries that the binary names without a path and that torch does not load."""
+    import torch  # noqa: F401  (loads the libraries that the binary links against)
+
     open_torch_globally(sys.platform)
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 
         if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
             import_ipex()
-        open_runtime(op.cache.kernel_directory(), f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
-    op.open_libraries()
+        open_runtime(cache.kernel_directory(), f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
+    spec.open_libraries(cache)
 
 
 def open_torch_globally(system: str) -> None:
@@ -113,9 +148,13 @@ def open_torch_globally(system: str) -> None:
 
 
 def _open_accel(entry: Entry) -> Any:
+    with _registering:
+        return _registered(entry, f"accel_{entry.manifest.op}_{entry.digest}")
+
+
+def _registered(entry: Entry, namespace: str) -> Any:
     import torch
 
-    namespace = f"accel_{entry.manifest.op}_{entry.digest}"
     # Registering a namespace twice ends the process. torch.ops remembers the namespaces that were used, also after
     # this module was reloaded.
     if namespace in vars(torch.ops):
@@ -173,8 +212,9 @@ def _open_tvm_ffi(entry: Entry) -> Any:
 def _open_torch_library(entry: Entry) -> Any:
     import torch
 
-    _refuse_existing_names(entry)
-    _dlopen(entry.artifact)
+    with _registering:
+        _refuse_existing_names(entry)
+        _dlopen(entry.artifact)
     names = sorted(entry.manifest.namespaces)
     if len(names) == 1:
         return getattr(torch.ops, names[0])

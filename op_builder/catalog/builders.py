@@ -1,0 +1,133 @@
+"""Builder classes of ops that are declared as values: what ``get_op_builder()`` returns for this project's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from op_builder.builder.base import CPUOpBuilder, OpBuilder
+from op_builder.plan import Binding, BuildPlan, PlanFacts
+from op_builder.spec import OpFamily, OpSpec, unavailable_spec
+from op_builder.system.outcomes import Failed, Rejection
+
+if TYPE_CHECKING:
+    from op_builder.system.outcomes import CheckOutcome
+
+
+class DeclaredBuilder(OpBuilder):
+    """The builder of a declared op. Its methods return the declaration's data, for a class that extends it."""
+
+    BINDING = Binding.STABLE
+    SPEC: ClassVar[OpSpec]
+
+    def sources(self) -> list[str]:
+        return list(self.SPEC.recipe.sources) if self.SPEC.recipe is not None else []
+
+    def source_args(self, source: str) -> list[str]:
+        return list(self.SPEC.recipe.source_flags.get(source, ())) if self.SPEC.recipe is not None else []
+
+    def include_paths(self) -> list[str]:
+        return list(self.SPEC.recipe.include_dirs) if self.SPEC.recipe is not None else []
+
+    def cxx_args(self) -> list[str]:
+        return list(self.SPEC.recipe.cxx_flags) if self.SPEC.recipe is not None else []
+
+    def extra_ldflags(self) -> list[str]:
+        return list(self.SPEC.recipe.link_flags) if self.SPEC.recipe is not None else []
+
+    def bind(self, opened: Any) -> Any:
+        return self.SPEC.front_end(opened)
+
+    def open_libraries(self) -> None:
+        self.SPEC.open_libraries(self.cache)
+
+    def _build_checks(self, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+        return self.SPEC.build_checks(self.cache, make_plan)
+
+    def load_checks(self) -> list[CheckOutcome]:
+        return self.SPEC.load_checks(self.cache)
+
+    def spec(self) -> OpSpec:
+        return self.SPEC if self._is_declared else super().spec()
+
+    def plan_for(self, facts: PlanFacts) -> BuildPlan:
+        return self.SPEC.plan(facts) if self._is_declared else super().plan_for(facts)
+
+    @property
+    def _is_declared(self) -> bool:
+        """Whether it is the class of the declaration, and not one that extends it."""
+        return "SPEC" in vars(type(self))
+
+
+class DeclaredCPUBuilder(DeclaredBuilder, CPUOpBuilder):
+    """Kernels for host memory without torch, and a thin binding on the Stable ABI."""
+
+
+class PythonOpBuilder(DeclaredBuilder):
+    """An op that is Python code on torch and needs no binary: ``load()`` returns its object at once."""
+
+
+class UnavailableOpBuilder(DeclaredBuilder):
+    """The builder of an op that a device lacks, or whose own builder cannot be created.
+
+    ``load()``, ``plan()`` and ``builder()`` raise an IncompatibleOpError with the reason and the remedy.
+    """
+
+    INSTEAD_OF: ClassVar[type[OpBuilder] | None] = None
+    """The class that cannot be instantiated; None for an op that the device lacks."""
+
+    @property
+    def reason(self) -> str:
+        return self.SPEC.unavailable.reason if self.SPEC.unavailable is not None else ""
+
+    def build_checks(self) -> list[CheckOutcome]:
+        return [Failed("implementation", *self.SPEC.unavailable)] if self.SPEC.unavailable is not None else []
+
+    def check(self) -> list[CheckOutcome]:
+        return self.build_checks()
+
+
+def _base_of(kind: str) -> type[DeclaredBuilder]:
+    if kind == "cpu":
+        return DeclaredCPUBuilder
+    from op_builder.catalog import gpu_builders  # builders for the CPU need no module of a GPU's compiler
+
+    return {"cuda": gpu_builders.DeclaredCUDABuilder, "xpu": gpu_builders.DeclaredSYCLBuilder}.get(
+        kind, PythonOpBuilder
+    )
+
+
+def declared_builder(family: OpFamily, kind: str) -> type[OpBuilder]:
+    """A class of an op with the kernels ``kind``, which all devices that use them share."""
+    spec = family.spec_for(kind)
+    attributes = {
+        "SPEC": spec,
+        "NAME": family.name,
+        "BUILD_VAR": family.build_variable,
+        "SUMMARY": family.summary,
+        "__module__": f"op_builder.{kind}",
+        "__doc__": f"``load()`` returns a :class:`{spec.author}`.",
+    }
+    return type(family.builder, (_base_of(kind),), attributes)
+
+
+@cache
+def unavailable_builder(
+    builder: str,
+    name: str,
+    summary: str,
+    package: str,
+    rejection: Rejection,
+    instead_of: type[OpBuilder] | None = None,
+) -> type[OpBuilder]:
+    """A class named ``builder`` in ``package`` for an op that cannot be built or loaded."""
+    attributes = {
+        "SPEC": unavailable_spec(name, f"{package}.{builder}", *rejection),
+        "NAME": name,
+        "BUILD_VAR": f"ACCEL_BUILD_{name.upper()}",
+        "SUMMARY": summary,
+        "INSTEAD_OF": instead_of,
+        "__module__": package,
+    }
+    return type(builder, (UnavailableOpBuilder,), attributes)

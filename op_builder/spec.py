@@ -1,0 +1,147 @@
+"""An op as one value: the function that makes its plan, its checks, and what ``load()`` returns.
+
+This project's ops declare theirs beside their front ends in :mod:`op_builder.ops`. A builder class, of this project or
+of another author, gives one by :meth:`op_builder.builder.base.OpBuilder.spec`. Loading, building and reporting know
+ops only by this value.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from op_builder._version import __version__
+from op_builder.errors import IncompatibleOpError
+from op_builder.plan import BuildPlan, PlanFacts
+from op_builder.recipe import Recipe
+from op_builder.system.outcomes import Rejection
+
+if TYPE_CHECKING:
+    from op_builder.cache.store import Cache
+    from op_builder.system.outcomes import CheckOutcome
+
+OUR_DEVICES = ("cpu", "cuda", "xpu")
+
+
+def as_opened(opened: Any) -> Any:
+    """The front end of an op that has none: the opened library."""
+    return opened
+
+
+def _no_checks(*_: object) -> "list[CheckOutcome]":
+    return []
+
+
+def _open_nothing(_: "Cache") -> None:
+    pass
+
+
+class OpSpec(NamedTuple):
+    """One op, for one kind of device.
+
+    Attributes:
+        name: as in ``OpBuilder.NAME``.
+        author: the dotted name of the class or module that declares it, for messages. Ops that differ only in what
+            ``load()`` returns have different authors.
+        plan: makes the plan, a pure function: it compiles and writes nothing. Raises an AccelError.
+        front_end: makes what ``load()`` returns from the opened library; see :func:`op_builder.load.open.open_entry`.
+        build_checks: everything that compiling the op needs; takes a function that returns the plan.
+        load_checks: everything that loading a built op needs.
+        open_libraries: opens libraries that the binary needs and that torch does not load; raises a LoadError.
+        own_rejection: why its author's own ``is_compatible()`` rejects this machine.
+        prebuilt_roots: directories of installed packages that may hold the binary.
+        recipe: the data that ``plan`` works on, where they are the same on all machines.
+        python: makes what ``load()`` returns, for an op without a binary; of the rest only the checks are used then.
+        unavailable: why the op cannot be built or loaded on this device at all.
+    """
+
+    name: str
+    author: str
+    plan: Callable[[PlanFacts], BuildPlan]
+    front_end: Callable[[Any], Any] = as_opened
+    build_checks: "Callable[[Cache, Callable[[], BuildPlan]], list[CheckOutcome]]" = _no_checks
+    load_checks: "Callable[[Cache], list[CheckOutcome]]" = _no_checks
+    open_libraries: "Callable[[Cache], None]" = _open_nothing
+    own_rejection: Callable[[], str | None] = lambda: None
+    prebuilt_roots: tuple[Path, ...] = ()
+    recipe: Recipe | None = None
+    python: Callable[[], Any] | None = None
+    unavailable: Rejection | None = None
+
+
+def unavailable_spec(name: str, author: str, reason: str, remedy: str) -> OpSpec:
+    """The spec of an op that a device lacks: it has no plan, and ``load()`` raises."""
+
+    def plan(_: PlanFacts) -> NoReturn:
+        raise IncompatibleOpError(f"Op '{name}' is not available here. {reason}", remedy)
+
+    return OpSpec(name, author, plan, unavailable=Rejection(reason, remedy))
+
+
+class OpFamily(NamedTuple):
+    """One op of this project on all devices.
+
+    Attributes:
+        name: as in ``OpBuilder.NAME``.
+        builder: the name of its builder; devices with the same kernels share the class.
+        summary: one line for the report and the documentation.
+        host: its tensors are in host memory, so that every device has it.
+        cpu, cuda, xpu: its kernels for tensors on that device.
+        elsewhere: Python code on torch, for devices without kernels.
+        not_on: the systems (``linux``, ``darwin``) that a build for another platform omits it for, with the reasons.
+    """
+
+    name: str
+    builder: str
+    summary: str
+    host: OpSpec | None = None
+    cpu: OpSpec | None = None
+    cuda: OpSpec | None = None
+    xpu: OpSpec | None = None
+    elsewhere: OpSpec | None = None
+    not_on: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def build_variable(self) -> str:
+        """The variable that requests the op in a prebuild."""
+        return f"ACCEL_BUILD_{self.name.upper()}"
+
+    @property
+    def is_native(self) -> bool:
+        """Whether a device has kernels for it, which are compiled."""
+        return any((self.host, self.cpu, self.cuda, self.xpu))
+
+    def kind_for(self, device: str) -> str:
+        """What ``device`` uses: the kernels for ``cpu``, ``cuda`` or ``xpu``, or ``host`` for Python code; else empty.
+
+        Kernels for host memory are those for the CPU on every device.
+        """
+        if self.host is not None:
+            return "cpu"
+        if device in OUR_DEVICES and getattr(self, device) is not None:
+            return device
+        return "host" if self.elsewhere is not None else ""
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that have this op."""
+        return [device for device in OUR_DEVICES if self.kind_for(device)]
+
+    def spec_for(self, device: str) -> OpSpec:
+        """The op on ``device``; a spec that is unavailable, with the reason, if the device lacks it."""
+        kind = self.kind_for(device)
+        if self.host is not None:
+            return self.host
+        found = self.elsewhere if kind == "host" else getattr(self, kind) if kind else None
+        if isinstance(found, OpSpec):
+            return found
+        return unavailable_spec(self.name, f"op_builder.{device}.{self.builder}", *self.rejection())
+
+    def rejection(self, note: str = "") -> Rejection:
+        """Why a device that lacks the op cannot use it; ``note`` is a sentence to add."""
+        devices = ", ".join(self.devices)
+        reason = f"accel-ops {__version__} has no '{self.name}' for this device, only for {devices}. {note}".strip()
+        if self.devices == ["xpu"]:
+            use = f"Use the SYCL kernels, which also work on CPU tensors: from op_builder.xpu import {self.builder}."
+        else:
+            use = f"Use one of these devices: {devices}. For CPU tensors: from op_builder.cpu import {self.builder}."
+        return Rejection(reason, use)
