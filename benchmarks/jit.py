@@ -31,7 +31,7 @@ from benchmarks.programs.load_text import stable_builder
 from op_builder.builder.base import OpBuilder
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.engine.commands import build_commands
-from op_builder.load.resolver import Request
+from op_builder.load.lookup import Lookup
 from op_builder.toolchains.jobs import job_count
 
 PEERS = ("deepspeed", "torch", "tvm-ffi")
@@ -208,7 +208,7 @@ def measure_builds(counts: Counts, directory: Path) -> list[Figure]:
 
 def bare_commands_s(builder: OpBuilder) -> float:
     """Seconds of an op's compiler commands, run without the engine, with the same parallelism."""
-    request = Request.of(builder)
+    request = Lookup(builder.spec(), builder.cache)
     assert request.toolset is not None
     with tempfile.TemporaryDirectory() as directory:
         commands = build_commands(request.plan, request.toolset, Path(directory))

@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from op_builder.load.load import load
-from op_builder.spec import OUR_DEVICES
+from op_builder.spec import OUR_DEVICES, OUR_PACKAGES
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
     from op_builder.cache.store import Cache
     from op_builder.spec import OpFamily
-
-OUR_PACKAGES = tuple(f"op_builder.{device}" for device in (*OUR_DEVICES, "host"))
 
 
 def current_accelerator() -> DeepSpeedAccelerator:

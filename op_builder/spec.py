@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from op_builder.system.outcomes import CheckOutcome
 
 OUR_DEVICES = ("cpu", "cuda", "xpu")
+"""The devices that ops have kernels for."""
+
+OUR_PACKAGES = tuple(f"op_builder.{device}" for device in (*OUR_DEVICES, "host"))
+"""The packages of builders, one for each of these devices and one for all others."""
 
 
 def as_opened(opened: Any) -> Any:

@@ -108,9 +108,9 @@ class Cache:
                 unchanged = entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler)
                 yield entry, self._flaw(entry) if unchanged else CHANGED
 
-    def find(self, key: PlanKey, op: str, roots: Roots) -> Entry | None:
-        """The first usable entry of ``key``, or None."""
-        for entry, rejection in self.matching(key, op, roots):
+    def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
+        """The first usable entry of :meth:`matching`, or None."""
+        for entry, rejection in self.matching(key, op, roots, any_compiler=any_compiler):
             if rejection is None:
                 self.note_use(entry)
                 return entry
@@ -129,7 +129,7 @@ class Cache:
         """Move a damaged entry out of the way, and warn of one that is not trusted."""
         if rejection is DAMAGED:
             self.set_aside(entry.directory, rejection.reason)
-        elif rejection is not CHANGED:
+        elif rejection is not CHANGED:  # not trusted, or of another machine
             warn_once(rejection.reason, f"the built '{entry.manifest.op}' there is not used", rejection.remedy)
 
     def flaw(self, entry: Entry) -> str:

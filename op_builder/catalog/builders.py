@@ -88,18 +88,8 @@ class UnavailableOpBuilder(DeclaredBuilder):
         return self.build_checks()
 
 
-def _base_of(kind: str) -> type[DeclaredBuilder]:
-    if kind == "cpu":
-        return DeclaredCPUBuilder
-    from op_builder.catalog import gpu_builders  # builders for the CPU need no module of a GPU's compiler
-
-    return {"cuda": gpu_builders.DeclaredCUDABuilder, "xpu": gpu_builders.DeclaredSYCLBuilder}.get(
-        kind, PythonOpBuilder
-    )
-
-
-def declared_builder(family: OpFamily, kind: str) -> type[OpBuilder]:
-    """A class of an op with the kernels ``kind``, which all devices that use them share."""
+def declared_builder(family: OpFamily, kind: str, base: type[DeclaredBuilder]) -> type[OpBuilder]:
+    """A subclass of ``base`` for an op with the kernels ``kind``."""
     spec = family.spec_for(kind)
     attributes = {
         "SPEC": spec,
@@ -109,7 +99,7 @@ def declared_builder(family: OpFamily, kind: str) -> type[OpBuilder]:
         "__module__": f"op_builder.{kind}",
         "__doc__": f"``load()`` returns a :class:`{spec.author}`.",
     }
-    return type(family.builder, (_base_of(kind),), attributes)
+    return type(family.builder, (base,), attributes)
 
 
 @cache

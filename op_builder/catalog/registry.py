@@ -14,11 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from op_builder.builder.base import OpBuilder
-from op_builder.catalog.builders import declared_builder, unavailable_builder
+from op_builder.catalog.builders import DeclaredCPUBuilder, PythonOpBuilder, declared_builder, unavailable_builder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, families, family_of
-from op_builder.device import OUR_PACKAGES, current_accelerator, current_package
 from op_builder.errors import UnknownOpError
-from op_builder.spec import OpFamily
+from op_builder.spec import OUR_PACKAGES, OpFamily
 from op_builder.system.outcomes import Rejection
 
 if TYPE_CHECKING:
@@ -31,17 +30,6 @@ logger = logging.getLogger(__name__)
 
 # Names in op_builder that end in Builder and are not ops.
 _BASES = ("CPUOpBuilder", "CUDAOpBuilder", "OpBuilder", "SYCLOpBuilder", "TorchCPUOpBuilder")
-
-
-def current_builder(class_name: str) -> type[OpBuilder]:
-    """The builder class of that name for the current device.
-
-    Raises:
-        UnknownOpError: no op has that builder.
-    """
-    accelerator, package = current_accelerator(), current_package()
-    is_own = accelerator.op_builder_dir() == package
-    return accelerator.get_op_builder(class_name) if is_own else find_builder(class_name, package)
 
 
 def find_builder(class_name: str, package: str) -> type[OpBuilder]:
@@ -81,9 +69,15 @@ def _builder_of(family: OpFamily, package: str, note: str = "") -> type[OpBuilde
 
 @cache
 def _declared(builder: str, kind: str) -> type[OpBuilder]:
+    """The class of an op with the kernels ``kind``, which all devices that use them share."""
     family = family_of(builder)
     assert family is not None
-    return declared_builder(family, kind)
+    if kind in ("cuda", "xpu"):
+        from op_builder.catalog import gpu_builders  # builders for the CPU need no module of a GPU's compiler
+
+        base = gpu_builders.DeclaredCUDABuilder if kind == "cuda" else gpu_builders.DeclaredSYCLBuilder
+        return declared_builder(family, kind, base)
+    return declared_builder(family, kind, DeclaredCPUBuilder if kind == "cpu" else PythonOpBuilder)
 
 
 # DeepSpeed walks a device's package for builders, and finds its modules here, one for each op.

@@ -86,8 +86,8 @@ def _note(candidate: Candidate, lookup: Lookup) -> None:
     assert rejection is not None
     if candidate.way == BUILD:
         raise _unavailable(rejection, lookup)
-    if candidate.way == CACHED and candidate.entry is not None:
-        lookup.cache.dismiss(candidate.entry, rejection)
+    if candidate.way == CACHED:
+        lookup.dismiss(candidate)
     elif candidate.way == PREBUILT:
         logger.warning("The prebuilt '%s' is ignored: %s.", name, rejection.reason.rstrip("."))
     else:

@@ -14,7 +14,7 @@ from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots, cpu_digest, pla
 from op_builder.cache.store import CHANGED, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.load.open import opened_entries
-from op_builder.load.resolve import PrebuiltFacts
+from op_builder.load.resolve import Candidate, PrebuiltFacts, cached_candidates
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
 from op_builder.system.outcomes import Rejection
@@ -89,12 +89,17 @@ class Lookup:
     def find_cached(self) -> Entry | None:
         """The usable entry in the cache; raises an AccelError if the op has no plan."""
         _ = self.key
-        for entry, rejection in self.cached():
-            if rejection is None:
-                self.cache.note_use(entry)
-                return entry
-            self.cache.dismiss(entry, rejection)
+        for candidate in cached_candidates(self):
+            if candidate.rejection is None and candidate.entry is not None:
+                self.cache.note_use(candidate.entry)
+                return candidate.entry
+            self.dismiss(candidate)
         return None
+
+    def dismiss(self, candidate: Candidate) -> None:
+        """Move a damaged entry out of the way, and warn of one that is not trusted."""
+        if candidate.entry is not None and candidate.rejection is not None:
+            self.cache.dismiss(candidate.entry, candidate.rejection)
 
     # What resolve() asks ----------------------------------------------------------------------
 

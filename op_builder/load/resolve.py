@@ -9,15 +9,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder.plan import SYCL_LIBRARY
 from op_builder.system.outcomes import Rejection
 from op_builder.system.torch_install import parse_release
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from op_builder.cache.manifest import Manifest
     from op_builder.cache.store import Entry
+
+    class Machine(Protocol):
+        """What a binary must fit. Each fact is found when it is first asked for."""
+
+        @property
+        def platform(self) -> str: ...
+        @property
+        def cpu(self) -> str: ...
+        @property
+        def glibc(self) -> str: ...
+        @property
+        def torch_release(self) -> tuple[int, int]: ...
+        @property
+        def torch_version(self) -> str: ...
+        @property
+        def python_abi(self) -> str: ...
+        @property
+        def cuda_capabilities(self) -> list[tuple[int, int]]: ...
+        @property
+        def sycl(self) -> Any: ...
+        @property
+        def tvm_ffi(self) -> str | Rejection: ...
+
+    class Facts(Protocol):
+        """What is known about one op on one machine."""
+
+        @property
+        def machine(self) -> Machine: ...
+        @property
+        def any_compiler(self) -> bool:
+            """Whether this machine has no compiler, so that binaries of every compiler are used."""
+            ...
+
+        def unavailable(self) -> Rejection | None:
+            """Why the op has no way at all."""
+            ...
+
+        def opened(self) -> Iterable[tuple[Entry, Rejection | None]]:
+            """The binaries that are open in this process, each with how it differs from what would be built now."""
+            ...
+
+        def prebuilt(self) -> Iterable[PrebuiltFacts]: ...
+        def cached(self) -> Iterable[tuple[Entry, Rejection | None]]:
+            """The cache's entries of the op's key, each with the reason why it cannot be used."""
+            ...
+
+        def building(self) -> Rejection | None:
+            """Why the op cannot be compiled now."""
+            ...
+
 
 LOADED, PREBUILT, CACHED, BUILD = "loaded", "prebuilt", "cached", "build"
 
@@ -54,57 +106,6 @@ class PrebuiltFacts(NamedTuple):
     damage: str = ""
 
 
-class Machine(Protocol):
-    """What a binary must fit. Each fact is found when it is first asked for."""
-
-    @property
-    def platform(self) -> str: ...
-    @property
-    def cpu(self) -> str: ...
-    @property
-    def glibc(self) -> str: ...
-    @property
-    def torch_release(self) -> tuple[int, int]: ...
-    @property
-    def torch_version(self) -> str: ...
-    @property
-    def python_abi(self) -> str: ...
-    @property
-    def cuda_capabilities(self) -> list[tuple[int, int]]: ...
-    @property
-    def sycl(self) -> Any: ...
-    @property
-    def tvm_ffi(self) -> str | Rejection: ...
-
-
-class Facts(Protocol):
-    """What is known about one op on one machine."""
-
-    @property
-    def machine(self) -> Machine: ...
-    @property
-    def any_compiler(self) -> bool:
-        """Whether this machine has no compiler, so that binaries of every compiler are used."""
-        ...
-
-    def unavailable(self) -> Rejection | None:
-        """Why the op has no way at all."""
-        ...
-
-    def opened(self) -> Iterable[tuple[Entry, Rejection | None]]:
-        """The binaries that are open in this process, each with how it differs from what would be built now."""
-        ...
-
-    def prebuilt(self) -> Iterable[PrebuiltFacts]: ...
-    def cached(self) -> Iterable[tuple[Entry, Rejection | None]]:
-        """The cache's entries of the op's key, each with the reason why it cannot be used."""
-        ...
-
-    def building(self) -> Rejection | None:
-        """Why the op cannot be compiled now."""
-        ...
-
-
 def resolve(facts: Facts, *, with_prebuilt: bool = True) -> Iterator[Candidate]:
     """The ways to load an op, the best first; ``build`` is the last.
 
@@ -119,11 +120,15 @@ def resolve(facts: Facts, *, with_prebuilt: bool = True) -> Iterator[Candidate]:
         yield Candidate(LOADED, entry.directory, entry, rejection)
     for found in facts.prebuilt() if with_prebuilt else ():
         yield Candidate(PREBUILT, found.directory, found.entry, _prebuilt_rejection(found, facts.machine))
-    for entry, rejection in facts.cached():
-        if rejection is None and facts.any_compiler:
-            rejection = misfit(entry.manifest, facts.machine)
-        yield Candidate(CACHED, entry.directory, entry, rejection)
+    yield from cached_candidates(facts)
     yield Candidate(BUILD, None, None, facts.building())
+
+
+def cached_candidates(facts: Facts) -> Iterator[Candidate]:
+    """The candidates in the cache. Without a compiler they may be of another machine, so they must fit this one."""
+    for entry, rejection in facts.cached():
+        unfit = misfit(entry.manifest, facts.machine) if rejection is None and facts.any_compiler else rejection
+        yield Candidate(CACHED, entry.directory, entry, unfit)
 
 
 def _prebuilt_rejection(found: PrebuiltFacts, machine: Machine) -> Rejection | None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from op_builder import env
 from op_builder._version import __version__
-from op_builder.build import Outcome, Report, build_all
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.failures import obstacle
@@ -34,6 +33,7 @@ from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
 from op_builder.plan import Binding
+from op_builder.prebuild.batch import Outcome, Report, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.system.records import encode

@@ -11,8 +11,12 @@ from typing import Any
 
 import torch
 
-from op_builder import xpu
+from op_builder.cache.store import Cache
+from op_builder.load.load import load
 from op_builder.ops.arguments import untraced
+from op_builder.ops.functional import block_quantize, pack_bits
+from op_builder.ops.functional import rms_norm as rms_norm_op
+from op_builder.spec import OpFamily
 
 
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
@@ -20,7 +24,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 
     Arguments and errors: :meth:`op_builder.ops.functional.pack_bits.PackBitsModule.packbits`.
     """
-    packed: torch.Tensor = _module("PackBitsBuilder").packbits(x, bitorder)
+    packed: torch.Tensor = _module(pack_bits.OP).packbits(x, bitorder)
     return packed
 
 
@@ -29,7 +33,7 @@ def unpackbits(packed: torch.Tensor, count: int | None = None, bitorder: str = "
 
     Arguments and errors: :meth:`op_builder.ops.functional.pack_bits.PackBitsModule.unpackbits`.
     """
-    bits: torch.Tensor = _module("PackBitsBuilder").unpackbits(packed, count, bitorder)
+    bits: torch.Tensor = _module(pack_bits.OP).unpackbits(packed, count, bitorder)
     return bits
 
 
@@ -38,7 +42,7 @@ def quantize_blocks(x: torch.Tensor, bits: int = 8, block_size: int = 256) -> tu
 
     Arguments, formats and errors: :meth:`op_builder.ops.functional.block_quantize.BlockQuantizeModule.quantize_blocks`.
     """
-    codes, scales = _module("BlockQuantizeBuilder").quantize_blocks(x, bits, block_size)
+    codes, scales = _module(block_quantize.OP).quantize_blocks(x, bits, block_size)
     return codes, scales
 
 
@@ -53,7 +57,7 @@ def dequantize_blocks(
 
     Arguments and errors: :meth:`op_builder.ops.functional.block_quantize.BlockQuantizeModule.dequantize_blocks`.
     """
-    x: torch.Tensor = _module("BlockQuantizeBuilder").dequantize_blocks(codes, scales, shape, dtype, block_size)
+    x: torch.Tensor = _module(block_quantize.OP).dequantize_blocks(codes, scales, shape, dtype, block_size)
     return x
 
 
@@ -64,20 +68,20 @@ def rms_norm(
 
     Arguments and errors: :meth:`op_builder.ops.functional.rms_norm.RMSNormModule.rms_norm`.
     """
-    normalised: torch.Tensor = _module("RMSNormBuilder").rms_norm(x, weight, eps, residual)
+    normalised: torch.Tensor = _module(rms_norm_op.OP).rms_norm(x, weight, eps, residual)
     return normalised
 
 
-_loaded: dict[str, Any] = {}  # by builder, because finding a loaded op takes milliseconds
+_loaded: dict[str, Any] = {}  # by name, because finding a loaded op takes milliseconds
 
 
-def _module(builder: str) -> Any:
-    """The op that a builder of ``op_builder.xpu`` loads."""
-    if builder not in _loaded:
-        _load(builder)
-    return _loaded[builder]
+def _module(op: OpFamily) -> Any:
+    """What an op with SYCL kernels loads."""
+    if op.name not in _loaded:
+        _load(op)
+    return _loaded[op.name]
 
 
 @untraced
-def _load(builder: str) -> None:
-    _loaded[builder] = getattr(xpu, builder)().load(verbose=False)
+def _load(op: OpFamily) -> None:
+    _loaded[op.name] = load(op.spec_for("xpu"), Cache())

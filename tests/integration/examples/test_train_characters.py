@@ -67,7 +67,7 @@ def test_errors_are_shown_with_their_remedy(
 ) -> None:
     monkeypatch.setenv("ACCEL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ACCEL_JIT", "0")
-    monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])  # the op is not loaded yet
+    monkeypatch.setattr("op_builder.load.lookup.opened_entries", lambda _op: [])  # the op is not loaded yet
     assert train_characters.main(["--out", str(tmp_path)]) == 1
     assert "Unset ACCEL_JIT" in capsys.readouterr().out
 

@@ -35,4 +35,4 @@ def new_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     for name in request.fixturenames:
         if name not in ("new_process", "request", "monkeypatch"):
             request.getfixturevalue(name)
-    monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])
+    monkeypatch.setattr("op_builder.load.lookup.opened_entries", lambda _op: [])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from op_builder.catalog import table
-from op_builder.catalog.native import system_check
+from op_builder.catalog.index import NAMES, family_of
 from op_builder.engine.ninja import peak_bytes
+from op_builder.ops.declare import system_check
 from op_builder.system.outcomes import Failed
 from op_builder.system.target import library_file
 from tests.support.foreign_package import python
@@ -67,7 +67,7 @@ def test_on_macos_libraries_find_torchs_functions_in_the_process(tmp_path: Path)
         f"""
 import ctypes, os
 import torch
-from op_builder.load import loader
+from op_builder.load import open as loader
 from op_builder.system import torch_install
 found = torch_install.torch_install()
 os.mkdir({str(tmp_path / "lib")!r})
@@ -94,9 +94,10 @@ def test_names_of_libraries_and_units_of_memory_are_the_systems(system: str, fil
 
 
 @pytest.mark.parametrize("name", ["shm_comm", "ccl_comm"])
-def test_ops_of_linux_are_refused_on_macos_with_the_tables_reason(name: str) -> None:
-    op = next(op for op in table.OPS if op.name == name)
-    (outcome,) = system_check(op, "darwin")
+def test_ops_of_linux_are_refused_on_macos_with_the_declared_reason(name: str) -> None:
+    family = family_of(NAMES[name])
+    assert family is not None
+    (outcome,) = system_check(family.not_on, "darwin")
     assert isinstance(outcome, Failed)
     assert "Linux; this is darwin." in outcome.reason
-    assert not system_check(op, "linux")
+    assert not system_check(family.not_on, "linux")

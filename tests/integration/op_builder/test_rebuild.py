@@ -14,8 +14,8 @@ from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.manifest import MANIFEST
 from op_builder.cache.store import Cache, Entry
-from op_builder.load.resolver import Request, compile_now
 from op_builder.system.file_contents import content_sha256
+from tests.support.builds import compile_op
 from tests.support.compilers import needs_gxx
 from tests.support.entries import edit_record
 from tests.support.small_ops import SmallBuilder, copied
@@ -33,7 +33,7 @@ def compiled(directory: Path, cache: Path) -> Entry:
     builder = SmallBuilder(directory, Cache(cache))
     builder.files.append("second.cpp")
     builder.flags = ["-g", "-frecord-gcc-switches"]
-    return compile_now(Request.of(builder))
+    return compile_op(builder)
 
 
 @needs_gxx

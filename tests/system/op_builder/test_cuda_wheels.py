@@ -13,8 +13,8 @@ from op_builder import env
 from op_builder.builder.inline import GivenCUDABuilder
 from op_builder.cache.store import Cache
 from op_builder.cuda import FusedLionBuilder
-from op_builder.load import resolver
 from op_builder.toolchains.cuda import find_cuda
+from tests.support.builds import compile_op
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,5 +51,5 @@ def test_ops_compile_and_link(wheels: Path, tmp_path: Path, monkeypatch: pytest.
         texts, flags = {"turn.cu": KERNEL, "module.cpp": MODULE}, ["-U__CUDA_NO_HALF_OPERATORS__"]
         for builder in (FusedLionBuilder(), GivenCUDABuilder("turn", texts, cuda_flags=flags)):
             builder.cache = cache  # type: ignore[misc]
-            entry = resolver.compile_now(resolver.Request.of(builder))
+            entry = compile_op(builder)
             assert b"-arch sm_90" in entry.artifact.read_bytes()

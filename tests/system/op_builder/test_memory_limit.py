@@ -32,8 +32,8 @@ import sys
 from pathlib import Path
 from op_builder import Binding, OpBuilder
 from op_builder.cache.store import Cache
-from op_builder.load import resolver
 from op_builder.toolchains import jobs
+from tests.support.builds import cached_or_built
 jobs.available_cores = lambda *_: 16
 
 class Many(OpBuilder):
@@ -44,7 +44,7 @@ class Many(OpBuilder):
     def cxx_args(self):
         return ["-O0", "-DVALUE=1"]
 
-assert resolver.cached_or_built(Many()).is_intact()
+assert cached_or_built(Many()).is_intact()
 """
 
 # In place of g++: a job that needs memory for a moment, and notes when it begins and ends.

@@ -12,7 +12,7 @@ import pytest
 import release
 import torch
 
-from op_builder.catalog.native import NativeOpBuilder
+from op_builder.catalog.builders import DeclaredCPUBuilder
 from op_builder.catalog.registry import all_builders
 from op_builder.toolchains.oneccl import find_oneccl
 from tests.support.environments import (
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 HOST_OPS = sorted(
     name
     for name, builder in all_builders("op_builder.cpu").items()
-    if isinstance(builder, NativeOpBuilder) and (name != "ccl_comm" or find_oneccl() is not None)
+    if isinstance(builder, DeclaredCPUBuilder) and (name != "ccl_comm" or find_oneccl() is not None)
 )
 NOT_OF_THE_CPU = "rms_norm"
 

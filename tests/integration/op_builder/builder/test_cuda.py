@@ -26,10 +26,9 @@ from op_builder.errors import (
     LoadError,
     MissingCUDAException,
 )
-from op_builder.load import resolver
-from op_builder.load.availability import examine
 from op_builder.system.outcomes import failures
 from op_builder.toolchains.toolset import find_cxx
+from tests.support.builds import compile_op, decision, lookup
 from tests.support.small_ops import SmallBuilder, TorchBuilder
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -111,11 +110,11 @@ def increment(tmp_path: Path, cache: Cache) -> IncrementBuilder:
 
 def compiled(builder: CUDAOpBuilder) -> Entry:
     """The op, compiled as ``load()`` would, without the checks of loading it."""
-    return resolver.compile_now(resolver.Request.of(builder))
+    return compile_op(builder)
 
 
 def reasons(builder: CUDAOpBuilder) -> str:
-    return "\n".join(failure.reason for failure in examine(builder).failed)
+    return "\n".join(failure.reason for failure in decision(builder).failed)
 
 
 @cpu_torch_only
@@ -130,7 +129,7 @@ def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(increment: Increm
     ours = {f"torch_c/{name}.h" for name in ("boxed", "errors", "functions", "library", "tensor")}
     headers = {header.path for header in entry.manifest.headers if header.root != "torch"}
     assert headers == {"increment.h", *ours}
-    assert resolver.Request.of(increment).find_cached() == entry
+    assert lookup(increment).find_cached() == entry
     needed = subprocess.run(["readelf", "-d", str(entry.artifact)], capture_output=True, text=True, check=True).stdout
     assert "libcudart" not in needed
 
@@ -143,7 +142,7 @@ def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment:
         increment.load()
     assert "Install a CUDA build of torch" in caught.value.remedy
     assert increment.cache.entries() == []
-    failed = {failure.name for failure in examine(increment).failed}
+    failed = {failure.name for failure in decision(increment).failed}
     assert failed == {"torch with CUDA"}, "the toolkit itself works"
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from op_builder import build, env
-from op_builder.cache.store import Cache, Entry
+from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, IncompatibleOpError, LoadError
-from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.report.machine import sycl_facts
 from op_builder.report.render import sycl_rows
 from op_builder.system.outcomes import failures
 from op_builder.toolchains import sycl_runtime
 from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_variables
 from op_builder.xpu import RMSNormBuilder
+from tests.support.builds import is_prebuilt, prebuilt
 from tests.support.compilers import shared_library
 from tests.support.entries import edit_record
 from tests.support.sycl_ops import (
@@ -205,12 +205,13 @@ def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
 ) -> None:
     shutil.copytree(place / "cache" / "v1" / "ops", tmp_path / "ops")
     monkeypatch.setattr("op_builder.paths.prebuilt_roots", lambda _cls: [tmp_path])
-    assert isinstance(find_prebuilt(builder), Entry)
+    assert is_prebuilt(builder)
     (path,) = tmp_path.rglob("manifest.json")
     edit_record(path, lambda manifest: manifest["needs"].update({"libsycl.so": "5"}))
-    found = find_prebuilt(builder)
-    assert isinstance(found, Rejected)
-    assert found.reason.startswith("it needs libsycl.so.5, the installed SYCL runtime is ")
+    found = prebuilt(builder)
+    assert found is not None
+    assert found.rejection is not None
+    assert found.rejection.reason.startswith("it needs libsycl.so.5, the installed SYCL runtime is ")
 
 
 def test_a_broken_kernel_compiler_is_in_checks_and_report(

@@ -13,8 +13,8 @@ from op_builder import Binding, env, load_inline
 from op_builder.builder.inline import GivenCUDABuilder, inline_texts
 from op_builder.cache.store import Cache
 from op_builder.errors import ArgumentError, IncompatibleOpError, LoadError
-from op_builder.load import resolver
 from op_builder.toolchains.tvm_ffi import tvm_ffi_library
+from tests.support.builds import compile_op
 from tests.support.foreign_package import ROOT, run_python
 from tests.support.small_ops import SmallBuilder
 
@@ -103,7 +103,7 @@ def test_a_cuda_text_needs_no_cuda_build_of_torch(tvm_ffi: Any) -> None:  # noqa
     texts = inline_texts("filled", declared, KERNEL, "fill_with", binding=Binding.TVM_FFI)
     with env.scope(TORCH_CUDA_ARCH_LIST=None if torch.cuda.is_available() else "9.0"):
         builder = GivenCUDABuilder("filled", texts, binding=Binding.TVM_FFI)
-        entry = resolver.compile_now(resolver.Request.of(builder))
+        entry = compile_op(builder)
         assert entry.manifest.check == "loaded in a child process with libtvm_ffi.so"
         if torch.cuda.is_available():
             x = torch.empty(8, device="cuda")

@@ -14,9 +14,9 @@ import pytest
 from op_builder import CUDAOpBuilder, env
 from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
-from op_builder.load.resolver import Request, compile_now
 from op_builder.report.collect import explain
 from op_builder.system.outcomes import CheckOutcome
+from tests.support.builds import compile_op
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, SmallBuilder, replace_content
 
@@ -107,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("changes")
     tree = written(place / "tree")
     with env.scope(**variables(tree)):
-        compile_now(Request.of(ChangedBuilder(tree, Cache(place / "cache"))))
+        compile_op(ChangedBuilder(tree, Cache(place / "cache")))
     shutil.copytree(tree, place / "as it was", symlinks=True)
     return place
 
@@ -251,7 +251,7 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
             return misses(builder)
 
     with env.scope(**variables(tree)):
-        compile_now(Request.of(builder))
+        compile_op(builder)
     assert line() is None
     assert "cuda archs: 9.0 -> 8.0" in line(TORCH_CUDA_ARCH_LIST="8.0")
     assert line(NVCC_APPEND_FLAGS="-lineinfo")[0].startswith("compiler variables: ")

@@ -18,8 +18,8 @@ from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError, ToolchainError
-from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
+from tests.support.builds import cached_or_built
 from tests.support.compilers import needs_gxx, program
 from tests.support.files import mounted
 from tests.support.small_ops import SmallBuilder, added

@@ -16,9 +16,9 @@ import torch
 from op_builder import env
 from op_builder.cache.store import MANIFEST
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
-from op_builder.load import resolver
 from op_builder.report.collect import op_row
 from op_builder.report.machine import environment
+from tests.support.builds import cached_or_built, compile_op, lookup
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added
 
@@ -38,7 +38,7 @@ def nested(small: SmallBuilder, value: str) -> None:
 
 
 def is_hit(builder: SmallBuilder) -> bool:
-    return resolver.Request.of(builder).find_cached() is not None
+    return lookup(builder).find_cached() is not None
 
 
 def test_op_is_built_loaded_and_works(small: SmallBuilder, caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +59,7 @@ def test_op_is_built_loaded_and_works(small: SmallBuilder, caplog: pytest.LogCap
 
 
 def test_the_binary_needs_torchs_libraries_and_names_no_directory(small: SmallBuilder) -> None:
-    artifact = resolver.cached_or_built(small).artifact
+    artifact = cached_or_built(small).artifact
     listed = subprocess.run(["readelf", "-d", str(artifact)], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"NEEDED.*\[(.*)\]", listed)[:2] == ["libtorch_cpu.so", "libc10.so"]
     assert "PATH" not in listed
@@ -175,7 +175,7 @@ def test_a_header_saved_or_moved_here_during_the_build_is_noticed(
 @pytest.mark.usefixtures("new_process")
 def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     with env.scope(PATH=TOOLS):
-        resolver.compile_now(resolver.Request.of(small))
+        compile_op(small)
     (entry,) = small.cache.entries()
     # As if it came from a machine that has them elsewhere.
     system = entry.manifest.system_headers
@@ -228,7 +228,7 @@ def test_a_build_resumes_with_half_the_jobs(
 ) -> None:
     compiler = program(tmp_path / "alone-g++", ALONE.format(directory=tmp_path))
     with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS="8"):
-        assert resolver.cached_or_built(of_many(small)).is_intact()
+        assert cached_or_built(of_many(small)).is_intact()
     compiled = collections.Counter(re.findall(r"(\w+)\.o\.as\.d", (tmp_path / "compiled").read_text()))
     assert len(compiled) == FILES
     assert set(compiled.values()) == {1}, "what was compiled is not compiled again"
@@ -241,7 +241,7 @@ def test_one_compiler_that_is_too_large_is_an_error(small: SmallBuilder, tmp_pat
     log = tmp_path / "log"
     compiler = program(tmp_path / "g++", f'case "$*" in *part1.o*) echo >>{log}; kill -9 $$ ;; esac\nexec g++ "$@"')
     with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS="8"), pytest.raises(CompileError, match="signal 9") as caught:
-        resolver.cached_or_built(of_many(small))
+        cached_or_built(of_many(small))
     assert "ACCEL_MAX_JOBS=1" in caught.value.remedy
     assert len(log.read_text()) <= 3, "one that runs alone is not tried again"
 
@@ -251,8 +251,8 @@ def test_the_memory_of_the_largest_compiler_is_recorded(small: SmallBuilder, tmp
     hold = f"{sys.executable} -S -c 'b\"x\" * (3 << 29)'"
     compiler = program(tmp_path / "large-g++", f'case "$*" in *-MD*small.o*) {hold} ;; esac\nexec g++ "$@"')
     with env.scope(CXX=str(compiler)):
-        entry = resolver.cached_or_built(of_many(small))
+        entry = cached_or_built(of_many(small))
         assert 3 << 29 <= entry.manifest.peak_bytes < 3 << 30
         (small.directory / "part1.cpp").write_text("int part1() { return 0; }\n")
-        edited = resolver.cached_or_built(small)
+        edited = cached_or_built(small)
     assert edited.manifest.peak_bytes == entry.manifest.peak_bytes, "the largest file was not compiled again"

@@ -16,7 +16,7 @@ from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.engine.build import BuildOptions
 from op_builder.errors import BuildCancelled
-from op_builder.load.resolver import Request, compile_now
+from tests.support.builds import compile_op
 from tests.support.compilers import needs_gxx, program
 from tests.support.processes import endless_builder, quick, race, wait_for
 from tests.support.waiting import wait_until
@@ -59,7 +59,7 @@ def test_waiting_for_another_process_can_be_cancelled(tmp_path: Path, cache: Cac
     options = BuildOptions()
     options.cancel.set()
     with pytest.raises(BuildCancelled):
-        compile_now(Request.of(quick(tmp_path / "op", cache)), options)
+        compile_op(quick(tmp_path / "op", cache), options)
 
 
 @needs_gxx
@@ -68,7 +68,7 @@ def test_a_long_build_is_reported(tmp_path: Path, cache: Cache, caplog: pytest.L
     options = BuildOptions(progress=lambda _done, _total, step: steps.append(step))
     compiler = program(tmp_path / "bin" / "g++", 'case "$*" in *small.cpp*) sleep 4;; esac\nexec g++ "$@"')
     with env.scope(CXX=str(compiler)):
-        compile_now(Request.of(quick(tmp_path / "op", cache)), options)
+        compile_op(quick(tmp_path / "op", cache), options)
     assert steps
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert re.sub(r" \(\d+ s\)", "", warnings[0]) == "Still building 'quick' (1 file): 0 steps done."

@@ -13,7 +13,7 @@ from op_builder import env
 from op_builder.build import build_all
 from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, LoadError
-from op_builder.load import resolver
+from tests.support.builds import cached_or_built
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added, replace_content
 
@@ -82,11 +82,11 @@ def test_an_edit_compiles_the_files_that_it_concerns_and_force_all(
 
 
 def test_an_entry_of_reused_objects_is_that_of_a_whole_build(many: SmallBuilder, tmp_path: Path) -> None:
-    resolver.cached_or_built(many)
+    cached_or_built(many)
     edit(many, "two.cpp", "int two_more() { return 2; }\n")
-    reused = resolver.cached_or_built(many)
+    reused = cached_or_built(many)
     many.cache = Cache(tmp_path / "other")  # type: ignore[misc]
-    whole = resolver.cached_or_built(many)
+    whole = cached_or_built(many)
     assert reused.digest == whole.digest
     assert reused.manifest.sha256 == whole.manifest.sha256
     assert reused.manifest.headers == whole.manifest.headers

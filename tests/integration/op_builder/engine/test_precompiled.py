@@ -16,7 +16,8 @@ from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions
 from op_builder.engine.commands import PRECOMPILED_DIRECTORY, build_commands
 from op_builder.errors import ToolchainError
-from op_builder.load.resolver import Request, compile_now
+from op_builder.load.load import build
+from tests.support.builds import compile_op, lookup
 from tests.support.compilers import program
 
 TEXT = """#include <torch/extension.h>
@@ -31,7 +32,7 @@ def text_builder(cache: Cache, *flags: str, include_dirs: Sequence[str] = ()) ->
 
 
 def offered(builder: GivenBuilder, staging: Path) -> bool:
-    request = Request.of(builder)
+    request = lookup(builder)
     assert request.toolset is not None
     staging.mkdir()
     return precompiled.offer(request.plan, request.toolset, builder.cache, staging)
@@ -46,7 +47,7 @@ def test_only_flags_that_gcc_insists_on_ask_for_another_header(cache: Cache, fla
 def test_another_compiler_is_refused(cache: Cache, tmp_path: Path) -> None:
     answers = '*-dM*) echo "#define __clang__ 1";; *machine*) echo x;; *) echo clang 19;;'
     with env.scope(CXX=str(program(tmp_path / "clang++", f'case "$*" in {answers} esac'))):
-        request = Request.of(text_builder(cache))
+        request = lookup(text_builder(cache))
         assert request.toolset is not None
         with pytest.raises(ToolchainError, match="is not GCC"):
             precompiled.precompile(request.plan, request.toolset, cache)
@@ -66,7 +67,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Entry:
 def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, cache: Cache, tmp_path: Path) -> None:
     with_header = text_builder(Cache(header.directory.parents[4]))
     assert offered(with_header, tmp_path / "staging")
-    request = Request.of(with_header)
+    request = lookup(with_header)
     assert request.toolset is not None
     (step,) = build_commands(request.plan, request.toolset, tmp_path / "staging", precompiled=True).compile_steps
     (tmp_path / "staging" / "text.cpp").write_text(TEXT)
@@ -74,8 +75,8 @@ def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, ca
     done = subprocess.run(command, cwd=tmp_path / "staging", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"! {PRECOMPILED_DIRECTORY}/torch/extension.h.gch"), "GCC says which one it takes"
-    built = compile_now(request, BuildOptions(force=True))
-    assert built.digest == compile_now(Request.of(text_builder(cache))).digest
+    built = build(request, BuildOptions(force=True))
+    assert built.digest == compile_op(text_builder(cache)).digest
 
 
 @pytest.mark.slow

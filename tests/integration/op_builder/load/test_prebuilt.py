@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 import op_builder
@@ -21,11 +20,12 @@ from op_builder import env, paths
 from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.errors import IncompatibleOpError
-from op_builder.load import prebuilt
+from op_builder.load.prebuilt import read_index
 from op_builder.plan import ForeignLibrary
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
+from tests.support.builds import prebuilt
 from tests.support.entries import edit_record
 from tests.support.foreign_package import importable, load_module, write_package
 from tests.support.small_ops import SmallBuilder, added, copied
@@ -53,9 +53,9 @@ def rewrite(entry: Entry, edit: Callable[[dict[str, Any]], None]) -> None:
 
 def rejection(builder: SmallBuilder) -> str:
     """Why the prebuilt op does not fit; empty if it does."""
-    found = prebuilt.find_prebuilt(builder)
+    found = prebuilt(builder)
     assert found is not None
-    return found.reason if isinstance(found, prebuilt.Rejected) else ""
+    return found.rejection.reason if found.rejection is not None else ""
 
 
 def empty(cache: Cache) -> None:
@@ -149,22 +149,6 @@ def test_a_binary_may_be_in_the_package_of_the_class_or_of_a_base_class(tmp_path
     assert roots == [tmp_path / "other_ops" / "_prebuilt", own]
 
 
-@pytest.mark.parametrize(
-    ("archs", "fits"),
-    [("7.5;8.0", True), ("9.0", False), ("8.6", False), ("7.5+PTX", True), ("8.0a", True), ("", True)],
-)
-def test_cuda_code_must_serve_every_visible_device(
-    small: SmallBuilder, wheel: Entry, monkeypatch: pytest.MonkeyPatch, archs: str, fits: bool
-) -> None:
-    # The device is made up at torch's boundary.
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (8, 0))
-    install = prebuilt.torch_install()
-    monkeypatch.setattr(prebuilt, "torch_install", lambda: install._replace(cuda="13.0"))
-    rewrite(wheel, lambda manifest: manifest["key_parts"].update({"cuda archs": archs}))
-    assert rejection(small) == ("" if fits else f"it was built for CUDA architectures {archs}, device 0 is 8.0")
-
-
 def test_a_header_of_this_project_may_change_under_an_op_of_another_package(small: SmallBuilder, wheel: Entry) -> None:
     def age(manifest: dict[str, Any]) -> None:
         (header,) = [header for header in manifest["headers"] if header["path"].endswith("torch_c/library.h")]
@@ -208,19 +192,20 @@ def test_the_oldest_supported_torch_comes_from_the_flags(target: str, small: Sma
     flags = json.dumps([f"-DTORCH_TARGET_VERSION={target}"])
     rewrite(wheel, lambda manifest: manifest["key_parts"].update({"c++ flags": flags}))
     rewrite(wheel, lambda manifest: manifest.update(accel_ops="0.0.7"))  # another version's flags are not compared
-    found = prebuilt.find_prebuilt(small)
-    assert isinstance(found, Entry)
-    assert found.manifest.torch_needed == ">=2.10"
+    found = prebuilt(small)
+    assert found is not None
+    assert found.entry is not None
+    assert found.entry.manifest.torch_needed == ">=2.10"
 
 
 @pytest.mark.parametrize("content", ["[]", '{"format": 1}', "\0"])
 def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "some_package" / "_prebuilt"
     root.mkdir(parents=True)
-    assert prebuilt.read_index(root) is None
+    assert read_index(root) is None
     (root / "wheel.json").write_text(content)
     with pytest.raises(ValueError, match=r"not a JSON object|no checksum|format is 1, not 2"):
-        prebuilt.read_index(root)
+        read_index(root)
     monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
     data = collect.report()

@@ -15,10 +15,8 @@ from setuptools.dist import Distribution
 from torch.utils.cpp_extension import BuildExtension
 
 from op_builder import env
-from op_builder.builder.recipe import make_plan
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import build_commands
-from op_builder.load.resolver import Request
 from op_builder.plan import Language
 from op_builder.system.outcomes import Passed
 from op_builder.system.process import run
@@ -26,6 +24,7 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import choose, gather_facts
 from op_builder.toolchains.sycl_runtime import find_runtime
 from tests.support import stand_in_icpx
+from tests.support.builds import lookup
 from tests.support.compilers import program, shared_library
 from tests.support.foreign_package import write_package
 from tests.support.sycl_ops import ScaleBuilder, needs_runtime, write_scale
@@ -58,7 +57,7 @@ def calls(log: Path) -> list[list[str]]:
 def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path: Path, icpx: Path) -> None:
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    request = Request.of(builder)
+    request = lookup(builder)
     assert request.toolset is not None
     assert {source.language for source in request.plan.sources} == {Language.SYCL}
     commands = build_commands(request.plan, request.toolset)
@@ -130,7 +129,7 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
     assert (isinstance(chosen, Passed), chosen.name) == (True, "icpx")
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    request = Request.of(builder)
+    request = lookup(builder)
     assert request.toolset is not None
     assert request.toolset.sycl == facts.ahead_runtime
     # torch's own extension takes the place that it finds when it is imported.
@@ -155,7 +154,7 @@ def test_ipex_gives_its_own_extension(tmp_path: Path, icpx: Path, monkeypatch: p
     monkeypatch.setattr("op_builder.toolchains.sycl.torch_install", torch_install)
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    plan = make_plan(builder)
+    plan = builder.plan()
     assert plan.sycl is not None
     assert (plan.sycl.toolchain, plan.sycl.devices) == ("ipex", ("pvc", "bmg"))
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from op_builder import env
-from op_builder.builder.recipe import make_plan
 from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.system.outcomes import Passed, failures
 from op_builder.system.process import run
@@ -57,15 +56,15 @@ def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo)
 
 def test_flags_of_two_words_stay_whole(small: SmallBuilder) -> None:
     small.flags = ["-isystem", "/usr/include", "-D", "VALUE=5", "-x", "c++", "-UVALUE", "-O2"]
-    assert isinstance(cxx_check(make_plan(small), small.cache.memo), Passed)
+    assert isinstance(cxx_check(small.plan(), small.cache.memo), Passed)
 
 
 @needs_gxx
 def test_a_linker_that_fails_is_quoted_and_a_success_counts_for_its_flags_alone(small: SmallBuilder) -> None:
     with env.scope(CXX="g++"):
-        assert isinstance(cxx_check(make_plan(small), small.cache.memo), Passed)
+        assert isinstance(cxx_check(small.plan(), small.cache.memo), Passed)
     with env.scope(CXX="g++ -lacme_nowhere"):
-        (failed,) = failures([cxx_check(make_plan(small), small.cache.memo)])
+        (failed,) = failures([cxx_check(small.plan(), small.cache.memo)])
     assert "cannot find -lacme_nowhere" in failed.reason
     assert "collect2" not in failed.reason
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from op_builder.cache.store import Entry
 from op_builder.cpu import ShareMemCommBuilder
-from op_builder.load.prebuilt import find_prebuilt
+from tests.support.builds import is_prebuilt
 from tests.support.ccl_programs import needs_oneccl
 from tests.support.launching import free_port
 from tests.support.rank_processes import run_ranks, values
@@ -26,7 +25,7 @@ def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any
 
 def without_op(directory: Path) -> list[dict[str, str]]:
     """Environments of two ranks, the second of which cannot load the op."""
-    if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
+    if is_prebuilt(ShareMemCommBuilder()):
         pytest.skip("the op is prebuilt, so that every rank can load it")
     return [{}, {"ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(directory / "empty")}]
 

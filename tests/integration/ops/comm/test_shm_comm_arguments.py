@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder import env
-from op_builder.catalog.native import shared_memory_check
 from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
-from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from op_builder.ops.comm.shm_comm import ShareMemCommModule, shared_memory_check
 from op_builder.system.outcomes import Failed, Passed
 
 

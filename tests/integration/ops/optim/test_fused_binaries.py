@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from op_builder import cpu, cuda, env
-from op_builder.load import resolver
+from tests.support.builds import compile_op
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ from op_builder.load import resolver
 def test_nvcc_compiles_them_without_a_warning(name: str) -> None:
     builder = getattr(cuda, name)()
     with env.scope(TORCH_CUDA_ARCH_LIST="9.0"):
-        entry = resolver.compile_now(resolver.Request.of(builder))
+        entry = compile_op(builder)
     log = (entry.artifact.parent / "build.log").read_text()
     assert "warning" not in log, log
     if torch.version.cuda is None:

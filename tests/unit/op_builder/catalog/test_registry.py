@@ -17,13 +17,13 @@ from accelerator import get_accelerator, set_accelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
 from op_builder import all_ops, builder, env
 from op_builder.builder.base import OpBuilder
+from op_builder.catalog.index import DEEPSPEED_ONLY_OPS, NAMES
 from op_builder.catalog.registry import OUR_PACKAGES, all_builders, find_builder
-from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, OPS
 from op_builder.errors import IncompatibleOpError, UnknownOpError
 from op_builder.ops import CPUAdam
 from tests.support.foreign_package import importable, run_python, write_package
 
-BUILDERS_BY_OP = {op.name: op.builder for op in OPS}
+BUILDERS_BY_OP = NAMES
 
 
 @pytest.fixture(autouse=True)

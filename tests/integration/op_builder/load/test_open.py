@@ -15,7 +15,7 @@ import torch
 from op_builder import Binding
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import LoadError
-from op_builder.load import loader
+from op_builder.load.open import open_entry
 from tests.support.foreign_package import run_python
 from tests.support.processes import fork, wait_for
 from tests.support.small_ops import SmallBuilder, added, copied, make_small, replace_content
@@ -132,7 +132,7 @@ def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: Sma
     torn = Entry(tmp_path / "torn", entry.manifest._replace(op="torn"))
     replace_content(torn.artifact, b"\x7fELF, and then nothing")
     with pytest.raises(LoadError, match="cannot be opened") as caught:
-        loader.open_entry(torn, small)
+        open_entry(torn, small.spec(), small.cache)
     assert caught.value.remedy
 
 

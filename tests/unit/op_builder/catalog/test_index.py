@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from op_builder import paths
+from op_builder import ops, paths
+from op_builder.catalog.builders import UnavailableOpBuilder
+from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, cache_keys, families, markdown_table
 from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_builder
-from op_builder.catalog.table import DEEPSPEED_ONLY_OPS, DEVICES, OPS, Op, cache_keys, markdown_table
-from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.report.collect import op_row
+from op_builder.spec import OUR_DEVICES, OpFamily
 
 ROOT = Path(__file__).resolve().parents[4]
 IN_HOST_MEMORY = {
@@ -42,8 +43,8 @@ AVAILABLE = {
 
 
 @pytest.mark.parametrize("package", OUR_PACKAGES)
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_every_op_has_a_builder_on_every_device(op: Op, package: str) -> None:
+@pytest.mark.parametrize("op", families(), ids=lambda op: op.name)
+def test_every_op_has_a_builder_on_every_device(op: OpFamily, package: str) -> None:
     cls = find_builder(op.builder, package)
     assert cls is find_builder(op.builder, package)
     assert cls is getattr(importlib.import_module(package), op.builder)
@@ -69,7 +70,7 @@ def test_a_search_of_a_device_package_finds_a_module_with_one_builder_for_each_o
     device = importlib.import_module(package)
     found = pkgutil.iter_modules([os.path.dirname(device.__file__)] if by_file else device.__path__)
     names = [item.name for item in found]
-    assert sorted(names) == sorted(op.name for op in OPS)
+    assert sorted(names) == sorted(NAMES)
     for name in names:
         module = importlib.import_module(f"{package}.{name}")
         (builder,) = [each for each in vars(module) if each.endswith("Builder")]
@@ -82,18 +83,16 @@ def test_an_op_is_planned_alike_on_every_device_whose_kernels_it_shares() -> Non
         assert len({find_builder(name, package) for package in OUR_PACKAGES}) == 1
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_the_files_and_classes_that_a_row_names_exist(op: Op) -> None:
-    for device in DEVICES:
-        if op.kernels_for(device):
-            builder = find_builder(op.builder, f"op_builder.{device}")()
-            for source in builder.sources():
-                assert (paths.native_root() / source).is_file()
-    for front_object in filter(None, (op.module, op.on_torch)):
-        module, _, name = front_object.rpartition(".")
-        assert isinstance(getattr(importlib.import_module(f"op_builder.ops.{module}"), name), type)
-    for front_end, home in op.front_ends:
-        assert callable(getattr(importlib.import_module(f"op_builder.ops.{home}"), front_end))
+@pytest.mark.parametrize("op", families(), ids=lambda op: op.name)
+def test_an_op_is_declared_in_the_module_of_its_name_with_existing_files(op: OpFamily) -> None:
+    assert NAMES[op.name] == op.builder
+    for device in filter(op.kind_for, OUR_DEVICES):
+        builder = find_builder(op.builder, f"op_builder.{device}")()
+        assert all((paths.native_root() / source).is_file() for source in builder.sources())
+
+
+def test_every_front_end_is_where_the_package_looks_for_it() -> None:
+    assert all(callable(getattr(ops, name)) for name in ops.__all__)
 
 
 def test_the_readme_and_the_cache_keys_are_those_of_the_table() -> None:
@@ -108,6 +107,6 @@ def test_the_page_on_deepspeed_lists_each_of_its_builders() -> None:
     text = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", text, re.MULTILINE))
     ours = {name for name, cell in rows.items() if cell == "this library's"}
-    assert ours <= {op.builder for op in OPS}
+    assert ours <= {*BUILDERS}
     kinds = {name: kind for name, (_, kind) in DEEPSPEED_ONLY_OPS.items()}
     assert {name: cell.partition(": ")[2] for name, cell in rows.items() if name not in ours} == kinds
