@@ -172,7 +172,7 @@ def plain_environment() -> Iterator[None]:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of a process before its first get_accelerator()."""
-    monkeypatch.setattr(real_accelerator, "_current", None)
+    monkeypatch.setattr(real_accelerator, "_current", {})
 
 
 @pytest.fixture
