@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelerator.host_streams import HostGraph, HostStreams
-from accelerator.torch_accelerator import TorchAccelerator
+from accelerator.torch_accelerator import TorchAccelerator, ignores_index
 from accelerator.vendors import optional_vendor
 from op_builder import env as environment
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from op_builder.system.cgroups import HostFiles
 
 
+@ignores_index
 class CPU_Accelerator(HostStreams, TorchAccelerator):
     """The CPU, always available. ``device_index`` is ignored: the launcher binds the process to cores.
 

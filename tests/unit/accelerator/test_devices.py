@@ -14,6 +14,7 @@ import torch
 import torch._dynamo  # set_compile_backend() does so, which fails while a simulated torch.xpu is in place
 from torch.utils.cpp_extension import BuildExtension
 
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import AcceleratorUnavailableError, DeviceIndexError, UnsupportedFeatureError
 from accelerator.npu_accelerator import cann_version
 from op_builder import env
@@ -194,6 +195,27 @@ def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, direct
         record = tmp_path / directory / "ascend_toolkit_install.info"
         record.write_text("package_name=Ascend-cann\nversion=8.0.RC2\narch=x86\n")
         assert cann_version() == "8.0.RC2"
+
+
+@pytest.mark.parametrize("name", ["cpu", "mps"])
+def test_a_device_that_ignores_indices_refuses_what_names_no_device(machine: Machine, name: str) -> None:
+    accelerator = device_class("cpu")() if name == "cpu" else install(machine, "mps")
+    for member, declared in vars(DeepSpeedAccelerator).items():
+        if "device_index" in getattr(getattr(declared, "__code__", None), "co_varnames", ()):
+            state = [torch.get_rng_state()] if member == "set_rng_state" else []
+            for wrong in ("nonsense", 1.5, torch.device("cuda")):
+                with pytest.raises(DeviceIndexError, match=f"device of type {name}"):
+                    getattr(accelerator, member)(*state, wrong)
+    for device in (0, torch.device(name), name):
+        accelerator.set_device(device)
+        assert accelerator.device_name(device).partition(":")[0] == name
+
+
+def test_a_device_string_is_made_of_an_index_only(machine: Machine) -> None:
+    accelerator = install(machine, "mlu")
+    assert accelerator.device_name(torch.int64.itemsize) == "mlu:8"
+    with pytest.raises(DeviceIndexError, match="nonsense"):
+        accelerator.device_name("nonsense")
 
 
 @pytest.mark.parametrize(("index", "named"), [(2, "2"), (-1, "-1"), ("mlu:0", "'mlu:0'")])
