@@ -17,7 +17,7 @@ from accelerator.vendors import optional_vendor
 from op_builder import env as environment
 
 if TYPE_CHECKING:
-    from accelerator.host import Host
+    from accelerator.host import HostResources
     from op_builder.system.cgroups import HostFiles
 
 
@@ -41,11 +41,11 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         self._files = files
 
     @cached_property
-    def _host(self) -> Host:
+    def _host(self) -> HostResources:
         # Not at the top: its imports take as long as this module, and loading an op does not need them.
-        from accelerator.host import Host
+        from accelerator.host import HostResources
 
-        return Host(self._files)
+        return HostResources(self._files)
 
     @classmethod
     def choose_communication_backend(cls) -> str:

@@ -164,7 +164,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
                 raise IndexError(index)  # torch.cuda and torch.xpu would use the current device
             return function(*device_index)
         except Exception as error:
-            if (index or 0) in range(self.device_count()):
+            if (_index(index, self.device_type) or 0) in range(self.device_count()):
                 raise
             raise self._missing_device(index) from error
 

@@ -84,5 +84,5 @@ def test_values_are_those_of_float64_and_a_tensor_that_does_not_fit_is_refused()
     torch.library.opcheck(op.native.silu_and_mul.default, (torch.empty(4, 4), good, good))
     for gate, up in ((good, good[:2]), (good.double(), good.double()), (good, good.bfloat16()), (good.T[:2], good[:2])):
         bad = gate if gate.is_contiguous() else gate.as_strided((2, 4), (1, 4))
-        with pytest.raises(ValueError, match="contiguous, of float32 and of one shape"):
+        with pytest.raises(ValueError, match="contiguous"):
             op.native.silu_and_mul(torch.empty(bad.shape), bad, up)

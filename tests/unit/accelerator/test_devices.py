@@ -114,7 +114,7 @@ def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
         (accelerator.pin_empty_like(data, dtype=BF16), (2,), BF16),
     ):
         assert (made.shape, made.dtype, accelerator.is_pinned(made)) == (shape, dtype, True)
-    with pytest.raises(ValueError, match="Memory of npu:0 cannot be page-locked"):
+    with pytest.raises(ValueError, match="npu:0"):
         accelerator.pin_empty_like(data, device="npu:0")
 
 
@@ -169,7 +169,7 @@ def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.
         accelerator.current_stream().synchronize()  # must wait: the device works on while the host goes on
     assert waits == ["synchronized"]
     assert accelerator.Event is torch.mps.Event
-    with pytest.raises(DeviceIndexError, match="mps device 1 does not exist; the only device is 0"):
+    with pytest.raises(DeviceIndexError, match="only device"):
         accelerator.set_device(1)
 
 
@@ -218,22 +218,23 @@ def test_a_device_string_is_made_of_an_index_only(machine: Machine) -> None:
         accelerator.device_name("nonsense")
 
 
-@pytest.mark.parametrize(("index", "named"), [(2, "2"), (-1, "-1"), ("mlu:0", "'mlu:0'")])
-def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: Any, named: str) -> None:
-    accelerator = install(machine, "mlu")
+@pytest.mark.parametrize("index", [2, -1, "xpu:1", "nonsense"])
+def test_an_index_out_of_range_is_an_error_that_names_it(machine: Machine, index: Any) -> None:
+    accelerator = install(machine, "xpu")
 
     def set_device(_device: int) -> None:
         raise RuntimeError("out of memory")
 
-    torch.mlu.set_device = set_device  # type: ignore[attr-defined]
-    with pytest.raises(RuntimeError, match="out of memory"):  # the driver's own, for a device that exists
-        accelerator.set_device(0)
-    with pytest.raises(DeviceIndexError, match=f"mlu device {named} does not exist; the number of devices is 1"):
+    torch.xpu.set_device = set_device  # type: ignore[assignment]
+    for existing in (0, "xpu:0"):
+        with pytest.raises(RuntimeError, match="out of memory"):  # the driver's own
+            accelerator.set_device(existing)
+    with pytest.raises(DeviceIndexError, match=str(index)):
         accelerator.set_device(index)
 
 
 def test_unpickling_without_the_package_is_an_error(machine: Machine) -> None:
     sent = pickle.dumps(install(machine, "npu"))
     sys.modules["torch_npu"] = None  # type: ignore[assignment] # the receiving process has no such package
-    with pytest.raises(AcceleratorUnavailableError, match="NPU_Accelerator requires torch_npu"):
+    with pytest.raises(AcceleratorUnavailableError, match="torch_npu"):
         pickle.loads(sent)
