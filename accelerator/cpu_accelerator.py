@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelerator.host_streams import HostGraph, HostStreams
-from accelerator.torch_accelerator import TorchAccelerator
+from accelerator.torch_accelerator import TorchAccelerator, ignores_index
 from accelerator.vendors import optional_vendor
 from op_builder import env as environment
 
 if TYPE_CHECKING:
-    from accelerator.host import Host
+    from accelerator.host import HostResources
     from op_builder.system.cgroups import HostFiles
 
 
+@ignores_index
 class CPU_Accelerator(HostStreams, TorchAccelerator):
     """The CPU, always available. ``device_index`` is ignored: the launcher binds the process to cores.
 
@@ -40,11 +41,11 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         self._files = files
 
     @cached_property
-    def _host(self) -> Host:
+    def _host(self) -> HostResources:
         # Not at the top: its imports take as long as this module, and loading an op does not need them.
-        from accelerator.host import Host
+        from accelerator.host import HostResources
 
-        return Host(self._files)
+        return HostResources(self._files)
 
     @classmethod
     def choose_communication_backend(cls) -> str:

@@ -83,12 +83,12 @@ class CUDA_Accelerator(TorchAccelerator):
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
         """Page-lock existing memory with ``cudaHostRegister``; raises torch's ``CudaError`` if that fails."""
-        _check(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+        _check(self._call(torch.cuda.cudart).cudaHostRegister(address, num_bytes, 0))
         return True
 
     def unregister_host_memory(self, address: int) -> bool:
         """Undo :meth:`register_host_memory`; raises torch's ``CudaError`` if that fails."""
-        _check(torch.cuda.cudart().cudaHostUnregister(address))
+        _check(self._call(torch.cuda.cudart).cudaHostUnregister(address))
         return True
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:

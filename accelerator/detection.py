@@ -57,7 +57,7 @@ class Candidate:
         self.reason_to_skip, self.fault = reason_to_skip, fault
 
 
-class Verdict:
+class TraceEntry:
     """One line of the trace; ``reason`` is why the candidate was rejected, None for the chosen one."""
 
     def __init__(self, name: str, label: str, reason: str | None) -> None:
@@ -72,12 +72,12 @@ class Selection:
         name: its name; empty if none was chosen.
         requested: the override's name, None for detection.
         error: why no accelerator can be used, or None.
-        trace: a verdict on each candidate, in the order tried.
+        trace: an entry for each candidate, in the order tried.
     """
 
     def __init__(
         self,
-        trace: Iterable[Verdict] = (),
+        trace: Iterable[TraceEntry] = (),
         *,
         accelerator: DeepSpeedAccelerator | None = None,
         name: str = "",
@@ -104,7 +104,7 @@ def select(candidates: Iterable[Candidate], name: str | None = None) -> Selectio
     candidates = list(candidates)
     if name is None:
         candidates.sort(key=lambda candidate: -candidate.priority)
-    trace: list[Verdict] = []
+    trace: list[TraceEntry] = []
     rejected: list[tuple[Candidate, str]] = []
     chosen: Candidate | None = None
     accelerator: Any = None
@@ -120,10 +120,10 @@ def select(candidates: Iterable[Candidate], name: str | None = None) -> Selectio
                 chosen, accelerator = candidate, found
             elif is_meant:
                 rejected.append((candidate, reason))
-        trace.append(Verdict(candidate.name, candidate.label, reason))
+        trace.append(TraceEntry(candidate.name, candidate.label, reason))
     if chosen is not None:
         return Selection(trace, accelerator=accelerator, name=chosen.name, requested=name)
-    return Selection(trace, requested=name, error=_refusal(name, candidates, rejected))
+    return Selection(trace, requested=name, error=_selection_error(name, candidates, rejected))
 
 
 def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
@@ -155,7 +155,7 @@ def _probe(accelerator_class: Any) -> str | None:
     return None if accelerator_class().is_available() else "no device is available: is_available() is False"
 
 
-def _refusal(
+def _selection_error(
     name: str | None, candidates: list[Candidate], rejected: list[tuple[Candidate, str]]
 ) -> AcceleratorSelectionError:
     if name is None:

@@ -10,7 +10,7 @@ class AcceleratorSelectionError(AccelError, ValueError):
 
 
 class AcceleratorUnavailableError(AcceleratorSelectionError):
-    """An accelerator class was constructed without the package or the device that it needs."""
+    """An accelerator was constructed or used without the package or the device that it needs."""
 
 
 class InvalidAcceleratorError(AccelError, TypeError):

@@ -9,7 +9,7 @@ from op_builder.system.cgroups import HostFiles
 from op_builder.system.numa import numa_nodes
 
 
-class Host:
+class HostResources:
     """The host as the kernel's files show it; sizes are bytes.
 
     The peak of the resident set size (RSS) is the kernel's high-water mark, which includes peaks between two calls. If

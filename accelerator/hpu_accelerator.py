@@ -41,24 +41,25 @@ class HPU_Accelerator(TorchAccelerator):
         return True
 
     def synchronize(self, device_index: int | None = None) -> None:
-        self._module.synchronize()  # without an index: a process has one device
+        self._call(self._module.synchronize)  # without an index: a process has one device
 
     def default_generator(self, device_index: int) -> torch.Generator:
-        return self._module.random.default_generators[device_index]  # the module itself does not have them
+        generators = self._module.random.default_generators  # the module itself does not have them
+        return self._on_device(generators.__getitem__, device_index)
 
     def empty_cache(self) -> None:
         getattr(self._module, "empty_cache", lambda: None)()  # the device reserves its memory as a whole
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
         """The module's counters, also under torch's keys."""
-        stats = self._module.memory_stats(device_index)
+        stats = self._on_device(self._module.memory_stats, device_index)
         used = {"allocated_bytes.all.current": stats["InUse"], "allocated_bytes.all.peak": stats["MaxInUse"]}
         reserved = dict.fromkeys(("reserved_bytes.all.current", "reserved_bytes.all.peak"), stats["Limit"])
         return {**stats, **used, **reserved}
 
     def total_memory(self, device_index: int | None = None) -> int:
-        return self._module.mem_get_info(device_index)[1]  # the device's properties are a string
+        return self._on_device(self._module.mem_get_info, device_index)[1]  # the device's properties are a string
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
         # Graphs share no memory, so there is no pool.
-        return nullcontext() if graph is None else self._module.graph(graph, stream=stream)
+        return nullcontext() if graph is None else self._call(self._module.graph, graph, stream=stream)

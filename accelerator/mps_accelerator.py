@@ -12,7 +12,7 @@ import torch
 
 from accelerator.errors import DeviceIndexError
 from accelerator.host_streams import HostStream, HostStreams
-from accelerator.torch_accelerator import TorchAccelerator
+from accelerator.torch_accelerator import TorchAccelerator, ignores_index
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -36,6 +36,7 @@ class MPSStream(HostStream):
         event.wait()
 
 
+@ignores_index
 class MPS_Accelerator(HostStreams, TorchAccelerator):
     """``torch.mps``: one device; its allocator keeps no peaks, so current values replace them."""
 
@@ -84,7 +85,7 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
         Raises:
             DeviceIndexError: ``device_index`` is not 0.
         """
-        if device_index != 0:
+        if self.device(device_index).index not in (0, None):
             raise DeviceIndexError(f"mps device {device_index!r} does not exist; the only device is 0.", "Use index 0.")
 
     def synchronize(self, device_index: int | None = None) -> None:

@@ -1,12 +1,14 @@
 """The members for page-locked host memory, from which devices copy asynchronously.
 
-Torch allocates it, or the op async_io if ``DS_PIN_MEMORY_BACKEND=native``.
+Torch allocates it, or the op async_io if ``DS_PIN_MEMORY_BACKEND=native``. The tensors of async_io have the attribute
+``ds_pinned``, which is True until :meth:`PinnedMemory.unpin_memory`.
 """
 
 # ruff: noqa: ARG002 - the defaults take arguments that only some devices use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +48,15 @@ class PinnedMemory:
         return is_ours or self._torch_is_pinned(tensor)
 
     def unpin_memory(self, tensor: torch.Tensor) -> bool | None:
-        """Unlock pages that async_io locked; the tensor stays usable. Returns whether there were any."""
-        return self._page_memory is not None and bool(self._page_memory.free_cpu_locked_tensor(tensor))
+        """Unlock pages that async_io locked; the tensor stays usable.
+
+        Returns:
+            Whether there were any; None if torch pins memory, which it also unpins.
+        """
+        if self._page_memory is not None and self._page_memory.free_cpu_locked_tensor(tensor):
+            tensor.ds_pinned = False  # type: ignore[attr-defined]
+            return True
+        return False if environment.DS_PIN_MEMORY_BACKEND.get() else None
 
     def pin_empty(self, *size: int | Sequence[int], dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
         """A new, uninitialised tensor in page-locked memory; an ordinary one if pinning has no meaning here.
@@ -63,8 +72,7 @@ class PinnedMemory:
         example = torch.empty(0, dtype=dtype, device="cpu")
         if not environment.DS_PIN_MEMORY_BACKEND.get():
             return self._torch_empty_pinned(example, shape)
-        locked: torch.Tensor = self._locked_memory().new_cpu_locked_tensor(shape.numel(), example)
-        return locked.view(shape)
+        return self._new_locked(example, shape)
 
     def pin_empty_like(
         self, tensor: torch.Tensor, device: Any = "cpu", dtype: torch.dtype | None = None
@@ -95,12 +103,13 @@ class PinnedMemory:
 
     def _lock_pages(self, tensor: torch.Tensor, make_copy: bool, match_shape: bool) -> torch.Tensor:
         """:meth:`pin_memory` in whole pages; raises IncompatibleOpError if async_io cannot be built or loaded."""
-        pinned: torch.Tensor = self._locked_memory().new_cpu_locked_tensor(tensor.numel(), tensor)
-        if make_copy:
-            pinned.copy_(tensor.detach().reshape(-1))
-        return pinned.view(tensor.shape) if match_shape else pinned
+        shape = tensor.shape if match_shape else (tensor.numel(),)
+        pinned = self._new_locked(tensor, shape)
+        return pinned.copy_(tensor.detach().reshape(shape)) if make_copy else pinned
 
-    def _locked_memory(self) -> Any:
+    def _new_locked(self, example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         if self._page_memory is None:
             self._page_memory = self.create_op_builder("AsyncIOBuilder").load().aio_handle()  # type: ignore[attr-defined]
-        return self._page_memory
+        pinned: torch.Tensor = self._page_memory.new_cpu_locked_tensor(math.prod(shape), example).view(shape)
+        pinned.ds_pinned = True  # type: ignore[attr-defined]
+        return pinned

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -29,57 +28,49 @@ _logger = logging.getLogger("accelerator")
 # Set in each rank by torch's launcher and ours, Open MPI, MPICH and Intel MPI, Slurm.
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
-_current: DeepSpeedAccelerator | None = None
-_is_choosing = False
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock, _is_choosing
-    _lock, _is_choosing = threading.RLock(), False  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+# No lock: a detection imports other packages, and such an import may wait for a thread that needs the accelerator.
+# Several threads may detect at once. The first result is kept, since dict.setdefault() is atomic.
+_current: dict[str, DeepSpeedAccelerator] = {}
+_KEY = "accelerator"
+_thread = threading.local()  # is_choosing: this thread is inside a detection
 
 
 def get_accelerator() -> DeepSpeedAccelerator:
     """The accelerator of this process; the first call chooses it, later ones return the same object.
+
+    Threads that make the first call at the same time get the same object, too.
 
     ACCEL_ACCELERATOR or DS_ACCELERATOR selects it by name. Otherwise, it is the first device that detection finds, or
     the CPU, with a log record. ``python -m accelerator.report`` shows why.
 
     Raises:
         AcceleratorSelectionError: (a ValueError) the override is not a known name, or the package
-            or device it needs is missing.
+            or device it needs is missing. The name cuda is accepted without a device, for op builders, reports and
+            prebuilds; then the methods that need the device raise the error.
     """
-    global _current, _is_choosing
-    if _current is not None:
-        return _current
-    with _lock:
-        if _current is not None:  # another thread has chosen it
-            return _current
-        if _is_choosing:
-            raise AcceleratorSelectionError(
-                "get_accelerator() was called while a package that provides a device is imported.",
-                "Call get_accelerator() in functions of that package, not at import.",
-            )
-        _is_choosing = True
-        try:
-            selection = choose()
-        finally:
-            _is_choosing = False
-        if _current is not None:  # a plug-in called set_accelerator()
-            return _current
-        accelerator = selection.require()
-        if selection.requested is None and selection.name == "cpu":
-            _logger.log(
-                _fallback_level(),
-                "No accelerator was detected; using the CPU. "
-                "'python -m accelerator.report' shows why; set ACCEL_ACCELERATOR=cpu to choose the CPU silently.",
-            )
-        _current = accelerator
-        return accelerator
+    if _KEY in _current:
+        return _current[_KEY]
+    if getattr(_thread, "is_choosing", False):
+        raise AcceleratorSelectionError(
+            "get_accelerator() was called while a package that provides a device is imported.",
+            "Call get_accelerator() in functions of that package, not at import.",
+        )
+    _thread.is_choosing = True
+    try:
+        selection = choose()
+    finally:
+        _thread.is_choosing = False
+    if _KEY in _current:  # another thread was first, or a plug-in called set_accelerator()
+        return _current[_KEY]
+    accelerator = selection.require()
+    kept = _current.setdefault(_KEY, accelerator)
+    if kept is accelerator and selection.requested is None and selection.name == "cpu":
+        _logger.log(
+            _fallback_level(),
+            "No accelerator was detected; using the CPU. "
+            "'python -m accelerator.report' shows why; set ACCEL_ACCELERATOR=cpu to choose the CPU silently.",
+        )
+    return kept
 
 
 def _fallback_level() -> int:
@@ -101,15 +92,13 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
         InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message lists the first
             of them. The accelerator stays unchanged.
     """
-    global _current
     faults = structural_faults(accelerator)
     if faults:
         raise InvalidAcceleratorError(
             f"set_accelerator() got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
             "Pass an instance of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
         )
-    with _lock:
-        _current = accelerator
+    _current[_KEY] = accelerator
     return accelerator
 
 

@@ -33,7 +33,7 @@ def report(selection: Selection) -> dict[str, Any]:
     return {
         "accelerator": accelerator,
         "error": None if selection.error is None else str(selection.error),
-        "trace": [{**vars(verdict), "accepted": verdict.reason is None} for verdict in selection.trace],
+        "trace": [{**vars(entry), "accepted": entry.reason is None} for entry in selection.trace],
         "versions": {
             "accel-ops": _version("accel-ops"),
             "torch": _version("torch"),
@@ -144,8 +144,8 @@ def _print_tables(data: dict[str, Any]) -> None:
     if data["trace"]:
         trace = table("Detection, in order")
         for entry in data["trace"]:
-            verdict = Text("accepted", "green") if entry["accepted"] else Text("rejected", "dim")
-            trace.add_row(Text(entry["label"]), verdict, Text(entry["reason"] or ""))
+            result = Text("accepted", "green") if entry["accepted"] else Text("rejected", "dim")
+            trace.add_row(Text(entry["label"]), result, Text(entry["reason"] or ""))
         console.print(trace)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
@@ -24,7 +24,7 @@ from accelerator.errors import (
 )
 from accelerator.vendors import import_vendor
 from op_builder import env as environment
-from op_builder.errors import UnknownOpError
+from op_builder.errors import AccelError, UnknownOpError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -33,22 +33,66 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound="type[TorchAccelerator]")
 
 
 def _forwarded(method: F) -> F:
     """Calls the device module's function of that name; the type and the docstring are the contract's."""
+    takes_index = _position_of_index(method) is not None
 
     @wraps(method)
     def call(self: TorchAccelerator, *arguments: Any, **keywords: Any) -> Any:
+        function = getattr(self._module, method.__name__)
         # By position: the modules name their parameters differently.
-        return getattr(self._module, method.__name__)(*arguments, *keywords.values())
+        return (self._on_device if takes_index else self._call)(function, *arguments, *keywords.values())
 
     call.__isabstractmethod__ = False  # type: ignore[attr-defined]
     return cast(F, call)
 
 
-def _maker(dtype: torch.dtype) -> cached_property[Callable[..., torch.Tensor]]:
-    return cached_property(lambda self: partial(torch.tensor, dtype=dtype, device=torch.device(self.device_type)))
+def _maker(dtype: torch.dtype) -> property:
+    return property(lambda self: partial(self._call, torch.tensor, dtype=dtype, device=torch.device(self.device_type)))
+
+
+def _position_of_index(member: Any) -> int | None:
+    """The position of ``device_index`` among the parameters of a method of the contract, or None."""
+    names: tuple[str, ...] = getattr(getattr(member, "__code__", None), "co_varnames", ())
+    return names.index("device_index") if "device_index" in names else None
+
+
+def ignores_index(cls: C) -> C:
+    """A class decorator for a device whose methods do not use ``device_index``: a wrong one is still an error."""
+    for name, declared in vars(DeepSpeedAccelerator).items():
+        position = _position_of_index(declared)
+        if position is not None:
+            setattr(cls, name, _checked(getattr(cls, name), position, cls.device_type))
+    return cls
+
+
+def _checked(method: F, position: int, device_type: str) -> F:
+    @wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        _index(keywords.get("device_index", (*arguments, None, None)[position]), device_type)
+        return method(*arguments, **keywords)
+
+    return cast(F, call)
+
+
+def _index(device: Any, device_type: str) -> Any:
+    """The index of a device, which is an int, or None for the current one; torch's devices are accepted, too.
+
+    Raises:
+        DeviceIndexError: it is something else, or a device of another type.
+    """
+    if device is None or hasattr(device, "__index__"):
+        return device
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type != device_type:
+        raise DeviceIndexError(f"{device!r} is not a device of type {device_type}.", "Pass its index, an int.")
+    return found.index
 
 
 class TorchAccelerator(DeepSpeedAccelerator):
@@ -94,10 +138,45 @@ class TorchAccelerator(DeepSpeedAccelerator):
         try:
             return self.device_module()
         except (Exception, SystemExit) as error:
-            raise AcceleratorUnavailableError(
-                self.missing_message(describe(error)),
-                "Install it, or choose another accelerator with ACCEL_ACCELERATOR.",
-            ) from error
+            raise self._unavailable(describe(error)) from error
+
+    def _unavailable(self, reason: str) -> AcceleratorUnavailableError:
+        remedy = "Install it, or choose another accelerator with ACCEL_ACCELERATOR."
+        return AcceleratorUnavailableError(self.missing_message(reason), remedy)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Call a function of torch that needs a device.
+
+        Raises:
+            AcceleratorUnavailableError: it failed, and no device is available.
+        """
+        return self._on_device(partial(function, *arguments, **keywords))
+
+    def _on_device(self, function: Callable[..., Any], *device_index: int | None) -> Any:
+        """Like :meth:`_call`, with a device's index or without one.
+
+        Raises:
+            DeviceIndexError: it failed, and the index is out of range.
+        """
+        index = device_index[0] if device_index else None
+        try:
+            if isinstance(index, int) and index < 0:
+                raise IndexError(index)  # torch.cuda and torch.xpu would use the current device
+            return function(*device_index)
+        except Exception as error:
+            if (_index(index, self.device_type) or 0) in range(self.device_count()):
+                raise
+            raise self._missing_device(index) from error
+
+    def _missing_device(self, index: object) -> AccelError:
+        """The error about a device that does not exist."""
+        count = self.device_count()
+        if count == 0:
+            return self._unavailable("no device is available")
+        return DeviceIndexError(
+            f"{self.device_type} device {index!r} does not exist; the number of devices is {count}.",
+            f"Use an index from 0 to {count - 1}.",
+        )
 
     # Modules cannot be copied or pickled; a copy imports the module again. Locked memory belongs to one process.
 
@@ -138,7 +217,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     # Functions of the device module.
 
     current_device = _forwarded(DeepSpeedAccelerator.current_device)
-    device_count = _forwarded(DeepSpeedAccelerator.device_count)
     synchronize = _forwarded(DeepSpeedAccelerator.synchronize)
     manual_seed = _forwarded(DeepSpeedAccelerator.manual_seed)
     manual_seed_all = _forwarded(DeepSpeedAccelerator.manual_seed_all)
@@ -168,44 +246,34 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self.is_synchronized_device()
 
     def device_name(self, device_index: int | None = None) -> str:
-        if device_index is None or not self.has_index:
+        index = _index(device_index, self.device_type)
+        if index is None or not self.has_index:
             return self.device_type
-        return f"{self.device_type}:{device_index}"
+        if index < 0:
+            raise self._missing_device(index)
+        return f"{self.device_type}:{index}"
 
     def device(self, device_index: int | None = None) -> torch.device:
         return torch.device(self.device_name(device_index))
 
     def set_device(self, device_index: int) -> None:
-        self._on_device("set_device", device_index)
+        self._on_device(self._module.set_device, device_index)
 
     def current_device_name(self) -> str:
         return self.device_name(self.current_device())
+
+    def device_count(self) -> int:
+        return self._module.device_count()
 
     def is_available(self) -> bool:
         return self.device_count() > 0  # not the module's: see probe()
 
     def get_device_properties(self, device_index: int | None = None) -> Any:
-        return self._module.get_device_properties(device_index)
+        return self._on_device(self._module.get_device_properties, device_index)
 
     def device_capability(self, device_index: int | None = None) -> Any:
         ask = getattr(self._module, "get_device_capability", None)
-        return None if ask is None else ask(device_index)
-
-    def _on_device(self, function: str, device_index: int | None) -> Any:
-        """Call a function of the device module; an invalid index raises DeviceIndexError on every device."""
-        try:
-            if isinstance(device_index, int) and device_index < 0:
-                raise IndexError(device_index)  # torch.cuda and torch.xpu would use the current device
-            return getattr(self._module, function)(device_index)
-        except Exception as error:
-            count = self.device_count()
-            if (device_index or 0) in range(count):
-                raise
-            which = "" if device_index is None else f" {device_index!r}"
-            raise DeviceIndexError(
-                f"{self.device_type} device{which} does not exist; the number of devices is {count}.",
-                f"Use an index from 0 to {count - 1}." if count else "Choose another accelerator.",
-            ) from error
+        return None if ask is None else self._on_device(ask, device_index)
 
     def random(self) -> ModuleType:
         return torch.random
@@ -213,15 +281,16 @@ class TorchAccelerator(DeepSpeedAccelerator):
     # These functions of the device modules do not accept None.
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
-        self._module.set_rng_state(new_state, *() if device_index is None else (device_index,))
+        function = partial(self._module.set_rng_state, new_state)
+        self._on_device(function, *() if device_index is None else (device_index,))
 
     def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
-        return self._module.get_rng_state(*() if device_index is None else (device_index,))
+        return self._on_device(self._module.get_rng_state, *() if device_index is None else (device_index,))
 
     def default_generator(self, device_index: int) -> torch.Generator:
         if not self._module.default_generators:
-            self._module.init()  # initialisation creates the generators
-        return self._module.default_generators[device_index]
+            self._call(self._module.init)  # initialisation creates the generators
+        return self._on_device(self._module.default_generators.__getitem__, device_index)
 
     @property
     def Stream(self) -> Any:
@@ -245,13 +314,13 @@ class TorchAccelerator(DeepSpeedAccelerator):
         self.reset_peak_memory_stats(device_index)
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        self._on_device("reset_peak_memory_stats", device_index)
+        self._on_device(self._module.reset_peak_memory_stats, device_index)
 
     def total_memory(self, device_index: int | None = None) -> int:
         return self.get_device_properties(device_index).total_memory
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return self._on_device("mem_get_info", device_index)[0]
+        return self._on_device(self._module.mem_get_info, device_index)[0]
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
         ask = getattr(self._module, "memory_snapshot", None)
@@ -296,10 +365,10 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def create_graph(self) -> Any:
         make = None if self.graph_class is None else getattr(self._module, self.graph_class, None)
-        return None if make is None else make()
+        return None if make is None else self._call(make)
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        return nullcontext() if graph is None else self._module.graph(graph, pool=pool, stream=stream)
+        return nullcontext() if graph is None else self._call(self._module.graph, graph, pool=pool, stream=stream)
 
     def replay_graph(self, graph: Any) -> None:
         if graph is not None:
@@ -315,6 +384,12 @@ class TorchAccelerator(DeepSpeedAccelerator):
     HalfTensor = _maker(torch.float16)
     IntTensor = _maker(torch.int32)
     LongTensor = _maker(torch.int64)
+
+    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._call(super()._torch_pin_memory, tensor)
+
+    def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return self._call(super()._torch_empty_pinned, tensor, shape)
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.device_type

@@ -151,11 +151,11 @@ def numa_tree(nodes: dict[int, str], online: str | None = None) -> dict[str, str
 
 def reasons(selection: Selection) -> dict[str, str]:
     """The reasons of the rejected candidates, by label."""
-    return {verdict.label: verdict.reason for verdict in selection.trace if verdict.reason is not None}
+    return {entry.label: entry.reason for entry in selection.trace if entry.reason is not None}
 
 
 def accepted_label(selection: Selection) -> str | None:
-    return next((verdict.label for verdict in selection.trace if verdict.reason is None), None)
+    return next((entry.label for entry in selection.trace if entry.reason is None), None)
 
 
 # Fixtures, which conftest.py of a directory imports --------------------------------------
@@ -172,7 +172,7 @@ def plain_environment() -> Iterator[None]:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of a process before its first get_accelerator()."""
-    monkeypatch.setattr(real_accelerator, "_current", None)
+    monkeypatch.setattr(real_accelerator, "_current", {})
 
 
 @pytest.fixture

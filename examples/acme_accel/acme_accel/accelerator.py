@@ -38,7 +38,7 @@ class AcmeAccelerator(TorchAccelerator):
         # Looks only at the driver's files, because every process calls it, also those that will use another device.
         from acme_accel import device_module
 
-        return device_module.obstacle()
+        return device_module.unavailable_reason()
 
     # The CPU's memory is the host's. For a card with its own memory, remove these three methods.
 

@@ -40,7 +40,7 @@ def _directory() -> Path:
     return Path(os.environ.get("ACME_DEVICE_DIR") or "/dev")
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Why no card can be used, or None."""
     if not list(_directory().glob("acme[0-9]*")):
         return f"{_directory() / 'acme0'} does not exist: no card is installed, or its driver is not loaded"
@@ -54,7 +54,7 @@ def device_count() -> int:
 
 
 def is_available() -> bool:
-    return obstacle() is None
+    return unavailable_reason() is None
 
 
 def current_device() -> int:

@@ -40,12 +40,23 @@ def test_xpu_pins_whole_pages_with_async_io(machine: Machine, monkeypatch: pytes
 
 
 def test_the_native_backend_locks_pages_on_any_device() -> None:
-    accelerator, data = CPU_Accelerator(), torch.arange(6.0).reshape(2, 3)
+    accelerator, data = CPU_Accelerator(), torch.arange(6.0).reshape(3, 2).t()
     with env.scope(DS_PIN_MEMORY_BACKEND="native"):
-        pinned, empty = accelerator.pin_memory(data), accelerator.pin_empty(2, 3, dtype=torch.float16)
-    assert torch.equal(pinned, data)
-    assert (empty.shape, empty.dtype) == ((2, 3), torch.float16)
-    assert accelerator.is_pinned(pinned[1:])
-    assert accelerator.is_pinned(empty)
-    assert accelerator.unpin_memory(pinned) is True
-    assert accelerator.unpin_memory(pinned) is accelerator.is_pinned(pinned) is False
+        pinned = accelerator.pin_memory(data)
+        flat = accelerator.pin_memory(data, match_shape=False)
+        others = [
+            accelerator.pin_memory(data, make_copy=False),
+            accelerator.pin_memory(torch.tensor(1.0)),
+            accelerator.pin_empty(2, 3, dtype=torch.float16),
+            accelerator.pin_empty_like(data, dtype=torch.int32),
+        ]
+        assert torch.equal(pinned, data)
+        assert torch.equal(flat, data.flatten())
+        assert [each.shape for each in others] == [(2, 3), (), (2, 3), (2, 3)]
+        assert [each.dtype for each in others] == [torch.float32, torch.float32, torch.float16, torch.int32]
+        for each in (pinned, flat, *others):
+            assert accelerator.is_pinned(each) is accelerator.is_pinned(each.view(-1)[-1:]) is each.ds_pinned is True
+            assert accelerator.unpin_memory(each) is True
+            assert accelerator.is_pinned(each) is each.ds_pinned is accelerator.unpin_memory(each) is False
+        assert torch.equal(pinned, data)
+    assert accelerator.unpin_memory(pinned) is None, "torch pins memory again"

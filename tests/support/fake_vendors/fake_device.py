@@ -26,10 +26,12 @@ TOTAL_BYTES = 1 << 30
 
 MOST_DEVICES = 2
 
-PINNING = {"pinned memory": "this torch is built without the device's hooks for page-locked memory"}
-ONE_PROCESS = {"visible_devices_are_honoured": "only this process has the fake device module"}
-WITHOUT = {"xpu": PINNING, "xpu.native": {**PINNING, **ONE_PROCESS}, "mps": {**PINNING, **ONE_PROCESS}}
-"""The checks that do not apply, by device, with the reason."""
+SELECTED = {
+    "xpu": "not test_pinned_memory",  # this torch is built without the device's hooks for page-locked memory
+    "xpu.native": "not test_pinned_memory and not honoured",  # only this process has the fake device module
+    "mps": "not test_pinned_memory and not honoured",
+}
+"""The tests that apply to a fake, as pytest's option ``-k``."""
 
 
 def visible_devices(variable: str, most: int) -> int:

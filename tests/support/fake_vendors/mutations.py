@@ -1,4 +1,4 @@
-"""For each check of the conformance kit, a fault of ``torch.npu`` or ``NPU_Accelerator`` that it must find."""
+"""For each test of the conformance suite, a fault of ``torch.npu`` or ``NPU_Accelerator`` that it must find."""
 
 # ruff: noqa: ARG001, ARG002, ARG005 - broken members take the arguments of the sound ones
 

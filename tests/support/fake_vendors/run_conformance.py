@@ -1,37 +1,41 @@
-"""``run_conformance.py NAME ...``: the kit on fake devices; on ``npu.mutated``, each check with its mutation.
+"""``run_conformance.py NAME ...``: the conformance suite on fake devices; ``npu.mutated`` breaks each test's subject.
 
 ``xpu`` comes with IPEX; ``xpu.native`` is a torch built with XPU on a machine without IPEX.
 
-Prints a line of JSON for each: the name, and {check: [status, note]}.
+Prints a line of JSON for each: the name, and {test: [outcome, message]}.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
+from collections.abc import Generator
 
-from accelerator.testing import CHECKS, check_conformance
-from tests.support.fake_vendors import fake_device, mutations
+import pytest
+
+from tests.support.conformance import run_suite
+from tests.support.fake_vendors import fake_device
+from tests.support.fake_vendors.mutations import MUTATIONS
 
 
-def results(name: str) -> dict[str, list[str]]:
+class Mutator:
+    """A pytest plugin that breaks the device in one place for each test."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        with MUTATIONS[item.name.removeprefix("test_")]():
+            yield
+
+
+def outcomes(name: str) -> dict[str, tuple[str, str]]:
     if name == "mps":
         fake_device.install_mps()  # no package to import brings it
     if name == "xpu.native":
         fake_device.install_xpu_without_ipex()
-    device = name.partition(".")[0]
-    module = importlib.import_module(f"accelerator.{device}_accelerator")
-    accelerator = getattr(module, f"{device.upper()}_Accelerator")()
-    if name != "npu.mutated":
-        found = list(check_conformance(accelerator, fake_device.WITHOUT.get(name)).results)
-    else:
-        found = []
-        for check in CHECKS:
-            with mutations.MUTATIONS[check.name]():
-                found.append(check.run(accelerator))
-    return {result.check.name: [result.status, result.note] for result in found}
+    plugins = [Mutator()] if name == "npu.mutated" else []
+    selected = fake_device.SELECTED.get(name, "")
+    return run_suite("--accelerator", name.partition(".")[0], "-k", selected, plugins=plugins)
 
 
 def main(names: list[str]) -> int:
@@ -40,7 +44,7 @@ def main(names: list[str]) -> int:
     for name in names:
         child = os.fork()  # a process can have one such device
         if child == 0:
-            print(json.dumps([name, results(name)]), flush=True)
+            print(json.dumps([name, outcomes(name)]), flush=True)
             os._exit(0)
         status |= os.waitpid(child, 0)[1]
     return min(status, 1)

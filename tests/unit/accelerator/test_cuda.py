@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from accelerator import nvml
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.cuda_accelerator import CUDA_Accelerator, _nvtx
-from accelerator.errors import DeviceIndexError
+from accelerator.errors import AcceleratorUnavailableError
 from accelerator.selection import choose
-from accelerator.testing import check_conformance
 from op_builder import env
+from tests.support.conformance import run_suite, with_outcome
 from tests.support.machines import Machine
 from tests.support.processes import fork, wait_for
 
@@ -48,12 +50,38 @@ def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machi
     if not torch.backends.cuda.is_built():  # or torch's functions answer
         accelerator.range_push("step")
         accelerator.range_pop()
-        with pytest.raises(DeviceIndexError, match="cuda device -1 does not exist; the number of devices is 0"):
-            accelerator.available_memory(-1)
-        with pytest.raises(DeviceIndexError, match="cuda device does not exist; the number of devices is 0"):
-            accelerator.reset_peak_memory_stats()
         assert accelerator.memory_snapshot() == []
     assert not torch.cuda.is_initialized()
+
+
+NEEDING_A_DEVICE = (
+    "set_device current_device current_device_name synchronize get_device_properties get_rng_state initial_seed "
+    "default_generator current_stream default_stream reset_max_memory_allocated reset_max_memory_cached "
+    "reset_peak_memory_stats total_memory available_memory create_graph capture_to_graph pin_memory pin_empty "
+    "pin_empty_like register_host_memory unregister_host_memory"
+)
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch's own functions work without a device")
+def test_without_a_device_methods_work_or_name_what_is_missing(machine: Machine) -> None:
+    accelerator = CUDA_Accelerator()
+    arguments: dict[str, Any] = {"device_index": 0, "seed": 3, "new_state": torch.get_rng_state(), "stream": None}
+    arguments |= {"callback": print, "msg": "step", "graph": object(), "tensor": torch.ones(2), "size": 2}
+    arguments |= {"address": 4096, "num_bytes": 4096, "class_name": "CPUAdamBuilder", "env": {}, "ids": [0]}
+    arguments["backend"] = "eager"
+    failed = {}
+    for name, declared in inspect.getmembers(DeepSpeedAccelerator, inspect.isfunction):
+        if not name.startswith("_") and name != "replay_graph":
+            given = [arguments[each] for each in inspect.signature(declared).parameters if each in arguments]
+            dtype = {"dtype": torch.float32} if name == "pin_empty" else {}
+            try:
+                getattr(accelerator, name)(*given, **dtype)
+            except AcceleratorUnavailableError as error:
+                failed[name] = str(error)
+    assert set(failed) == set(NEEDING_A_DEVICE.split())
+    assert all("requires a torch with CUDA" in message for message in failed.values())
+    with pytest.raises(AcceleratorUnavailableError, match="no device"):
+        accelerator.FloatTensor([1.0])
 
 
 @pytest.mark.parametrize(
@@ -222,8 +250,9 @@ def test_detection_starts_no_context_so_a_forked_child_can_use_the_device() -> N
 @pytest.mark.cuda
 @on_device
 def test_cuda_conforms() -> None:
-    report = check_conformance(CUDA_Accelerator())
-    assert report.passed, str(report)
+    outcomes = run_suite("--accelerator", "cuda")
+    assert len(outcomes) > 50
+    assert with_outcome("failed", outcomes) == {}
 
 
 @pytest.mark.cuda

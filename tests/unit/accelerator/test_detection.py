@@ -43,7 +43,7 @@ def test_the_trace_lists_every_candidate_in_order(machine: Machine) -> None:
     machine.install("native_xpu cuda")
     selection = choose()
     expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, supa, cuda, cpu"
-    assert ", ".join(verdict.label for verdict in selection.trace) == expected
+    assert ", ".join(entry.label for entry in selection.trace) == expected
     assert "torch_npu" in reasons(selection)["npu"]
     assert reasons(selection)["xpu (torch)"] == "a CUDA device is available"
     assert reasons(selection)["cpu"] == "not tried: cuda comes first"

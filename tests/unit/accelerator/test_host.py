@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.host import Host
+from accelerator.host import HostResources
 from op_builder.system.cgroups import HostFiles
 from tests.support.machines import WriteFiles, numa_tree
 from tests.support.processes import fork, wait_for
@@ -42,7 +42,7 @@ NUMA = [
 
 @pytest.mark.parametrize(("tree", "count"), [row[1:] for row in NUMA], ids=[row[0] for row in NUMA])
 def test_numa_nodes_with_usable_cores_count(host_files: WriteFiles, tree: dict[str, str], count: int) -> None:
-    assert Host(host_files(tree)).numa_node_count() == count
+    assert HostResources(host_files(tree)).numa_node_count() == count
 
 
 GIB = 1 << 30
@@ -85,7 +85,7 @@ ROOM: list[tuple[str, dict[str, str], dict[str, object], int, int]] = [
 def test_memory_is_what_the_cgroups_leave(
     host_files: WriteFiles, groups: dict[str, str], files: dict[str, object], total: int, available: int
 ) -> None:
-    host = Host(host_files({**groups, **{name: str(text) for name, text in files.items()}}))
+    host = HostResources(host_files({**groups, **{name: str(text) for name, text in files.items()}}))
     assert (host.total_memory(), host.available_memory()) == (total * GIB, available * GIB)
 
 
@@ -93,19 +93,19 @@ def test_memory_is_what_the_cgroups_leave(
 
 
 def test_without_a_reset_of_the_kernels_mark_the_peak_is_the_largest_value_read(host_files: WriteFiles) -> None:
-    memory = Host(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
+    memory = HostResources(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
     memory.reset_peak_rss()
     assert 0 < memory.peak_rss() < 1 << 40
 
 
 def test_without_kernel_files_a_peak_is_reported(tmp_path: Path) -> None:
-    memory = Host(HostFiles(tmp_path, tmp_path))
+    memory = HostResources(HostFiles(tmp_path, tmp_path))
     assert memory.peak_rss() >= memory.rss() * 0.5 > 0
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel lets no process reset its peak")
 def test_the_peak_includes_memory_freed_between_two_calls() -> None:
-    memory = Host(HostFiles())
+    memory = HostResources(HostFiles())
     memory.reset_peak_rss()
     base = memory.peak_rss()
     block = bytearray(64 << 20)
@@ -117,7 +117,7 @@ def test_the_peak_includes_memory_freed_between_two_calls() -> None:
 
 
 def test_a_forked_child_does_not_report_its_parents_peak(host_files: WriteFiles) -> None:
-    memory = Host(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
+    memory = HostResources(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
     assert memory.peak_rss() == 1 << 40
     host_files({"proc/self/status": "VmHWM:\t 9 kB\n"})  # the child's own
 

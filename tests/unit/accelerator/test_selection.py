@@ -114,6 +114,5 @@ def test_a_prebuild_uses_the_class_of_a_named_plugin_without_a_device(plugin_sit
 
 def test_naming_a_broken_plugin_is_an_error_with_the_reason(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_acme", "import sys; sys.exit('bye')")
-    message = r"Accelerator 'acme' of plugin_acme:Plugin cannot be used \(SystemExit: bye\)"
-    with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match=message):
+    with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match="SystemExit: bye"):
         builder_package()
