@@ -119,7 +119,7 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
             f"{recipe.where} has no sources.", "Return at least one source from sources() or source_texts()."
         )
     is_stable = recipe.binding is Binding.STABLE
-    standard, defines = _common_flags(module_name, recipe.binding)
+    standard, defines = _standard(recipe.binding), _defines(module_name, recipe.binding)
     host_flags = _STABLE_HOST_FLAGS if is_stable else ()
     nvcc_flags: tuple[str, ...] = ()
     if recipe.uses_cuda:
@@ -144,37 +144,41 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
         libraries=(*recipe.libraries, *_binding_libraries(recipe.binding)),
         target=facts.target,
     )
-    if recipe.sycl_toolchain:
-        from op_builder.toolchains.sycl_plan import with_sycl  # only SYCL ops need it
+    if not recipe.sycl_toolchain:
+        return plan
+    from op_builder.toolchains.sycl_plan import with_sycl  # other ops do not need it
 
-        kernels = [paths.resolve(name, recipe.owner) for name in recipe.kernels]
-        plan = with_sycl(plan, recipe.sycl_toolchain, kernels, recipe.kernel_flags, recipe.owner)
-    return _normalized(plan, standard)
+    kernels = [paths.resolve(name, recipe.owner) for name in recipe.kernels]
+    return with_sycl(plan, recipe.sycl_toolchain, kernels, recipe.kernel_flags, recipe.owner)
 
 
-def _normalized(plan: BuildPlan, standard: str) -> BuildPlan:
-    """The plan with response files replaced by their words, so that all of the flags count in the key.
+def normalized(recipe: Recipe) -> Recipe:
+    """A recipe of other authors, with response files replaced by their words, so that all flags count in the key.
 
-    Flags for a C++ standard older than ``standard`` are removed.
+    Flags for a C++ standard older than the one that the binding needs are removed.
 
     Raises:
-        ArgumentError: ninja or the compilers cannot express a flag or a path.
+        ArgumentError: ninja or the compilers cannot express a flag.
     """
+    standard = _standard(recipe.binding)
 
-    def normalized(flags: tuple[str, ...], language: Language = Language.CXX) -> tuple[str, ...]:
-        words = expand_response_files(flags)
-        is_cxx = language not in (Language.C, Language.ASSEMBLER)
-        return tuple(without_older_standards(plan.op, standard, words) if is_cxx else words)
+    def words(flags: tuple[str, ...], *, is_cxx: bool = True) -> tuple[str, ...]:
+        found = expand_response_files(flags)
+        check_words(found)
+        return tuple(without_older_standards(recipe.op, standard, found) if is_cxx else found)
 
-    sources = tuple(
-        source._replace(flags=normalized(source.flags, source.language)) if source.flags else source
-        for source in plan.sources
+    def of_source(name: str, flags: tuple[str, ...]) -> tuple[str, ...]:
+        is_cxx = SUFFIXES.get(Path(name).suffix) not in (Language.C, Language.ASSEMBLER)
+        return words(flags, is_cxx=is_cxx) if flags else flags
+
+    check_words([*recipe.sources, *recipe.include_dirs])
+    return recipe._replace(
+        source_flags={name: of_source(name, flags) for name, flags in recipe.source_flags.items()},
+        cxx_flags=words(recipe.cxx_flags),
+        nvcc_flags=words(recipe.nvcc_flags),
+        link_flags=words(recipe.link_flags, is_cxx=False),
+        kernel_flags=words(recipe.kernel_flags),
     )
-    cxx, nvcc = normalized(plan.cxx_flags), normalized(plan.nvcc_flags)
-    link = tuple(expand_response_files(plan.link_flags))
-    flags = [*cxx, *nvcc, *link, *(flag for source in sources for flag in source.flags)]
-    check_words([*flags, *map(str, plan.include_dirs), *(str(source.path) for source in sources)])
-    return plan._replace(sources=sources, cxx_flags=cxx, nvcc_flags=nvcc, link_flags=link)
 
 
 def _file(name: str, recipe: Recipe) -> Source:
@@ -240,15 +244,17 @@ _NVCC_BF16_FLAGS = (
 _HOST_OPTIMIZATION = "-O2"
 
 
-def _common_flags(module_name: str, binding: Binding) -> tuple[str, tuple[str, ...]]:
-    """The flag for the C++ standard, and defines."""
+def _standard(binding: Binding) -> str:
+    """The flag for the C++ standard that the binding's headers need. A builder's own -std wins where it is newer."""
+    return "-std=c++20" if binding.uses_torch_cxx and torch_install().release >= (2, 12) else "-std=c++17"
+
+
+def _defines(module_name: str, binding: Binding) -> tuple[str, ...]:
     if binding is Binding.STABLE:
-        return "-std=c++17", (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
+        return (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
     if binding is Binding.TVM_FFI:
-        return "-std=c++17", ()
-    # The C++ standard that torch's headers require depends on its release. A builder's own -std wins where it is newer.
-    standard = "-std=c++20" if torch_install().release >= (2, 12) else "-std=c++17"
-    return standard, (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+        return ()
+    return f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H"
 
 
 def _binding_libraries(binding: Binding) -> tuple[ForeignLibrary, ...]:

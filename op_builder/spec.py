@@ -31,14 +31,6 @@ def as_opened(opened: Any) -> Any:
     return opened
 
 
-def _no_checks(*_: object) -> "list[CheckOutcome]":
-    return []
-
-
-def _open_nothing(_: "Cache") -> None:
-    pass
-
-
 class OpSpec(NamedTuple):
     """One op, for one kind of device.
 
@@ -62,9 +54,9 @@ class OpSpec(NamedTuple):
     author: str
     plan: Callable[[PlanFacts], BuildPlan]
     front_end: Callable[[Any], Any] = as_opened
-    build_checks: "Callable[[Cache, Callable[[], BuildPlan]], list[CheckOutcome]]" = _no_checks
-    load_checks: "Callable[[Cache], list[CheckOutcome]]" = _no_checks
-    open_libraries: "Callable[[Cache], None]" = _open_nothing
+    build_checks: "Callable[[Cache, Callable[[], BuildPlan]], list[CheckOutcome]]" = lambda *_: []
+    load_checks: "Callable[[Cache], list[CheckOutcome]]" = lambda _: []
+    open_libraries: "Callable[[Cache], None] | None" = None
     own_rejection: Callable[[], str | None] = lambda: None
     prebuilt_roots: tuple[Path, ...] = ()
     recipe: Recipe | None = None

@@ -22,7 +22,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.load.load import load
 from op_builder.plan import Binding, BuildPlan, PlanFacts
-from op_builder.recipe import Recipe, plan_of
+from op_builder.recipe import Recipe, normalized, plan_of
 from op_builder.spec import OpSpec, as_opened
 from op_builder.system.torch_install import torch_install
 
@@ -247,7 +247,7 @@ class OpBuilder(ABC):
         """
         token = planned_facts.set(facts)
         try:
-            return plan_of(self.recipe(), facts)
+            return plan_of(normalized(self.recipe()), facts)
         except AccelError:
             raise
         except Exception as error:  # another package's builder may raise anything

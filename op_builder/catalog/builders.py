@@ -40,7 +40,8 @@ class DeclaredBuilder(OpBuilder):
         return self.SPEC.front_end(opened)
 
     def open_libraries(self) -> None:
-        self.SPEC.open_libraries(self.cache)
+        if self.SPEC.open_libraries is not None:
+            self.SPEC.open_libraries(self.cache)
 
     def _build_checks(self, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
         return self.SPEC.build_checks(self.cache, make_plan)

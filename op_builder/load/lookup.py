@@ -108,10 +108,11 @@ class Lookup:
         return self.toolset is None
 
     def unavailable(self) -> Rejection | None:
-        try:
-            require_supported(sys.platform)
-        except AccelError as error:
-            return Rejection(error.message, error.remedy)
+        if sys.platform == "win32":
+            try:
+                require_supported(sys.platform)
+            except AccelError as error:
+                return Rejection(error.message, error.remedy)
         return self.spec.unavailable
 
     def opened(self) -> Iterator[tuple[Entry, Rejection | None]]:

@@ -132,7 +132,8 @@ def _open_needed(entry: Entry, spec: OpSpec, cache: Cache) -> None:
         if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
             import_ipex()
         open_runtime(cache.kernel_directory(), f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
-    spec.open_libraries(cache)
+    if spec.open_libraries is not None:
+        spec.open_libraries(cache)
 
 
 def open_torch_globally(system: str) -> None:

@@ -73,7 +73,12 @@ def native_spec(
         return [*common, *(checks(cache) if checks is not None else ())]
 
     def all_load_checks(cache: Cache) -> list[CheckOutcome]:
-        return [*isa_check(recipe), *(load_checks(cache) if load_checks is not None else ())]
+        own = load_checks(cache) if load_checks is not None else []
+        if env.ACCEL_CPU_ISA.raw() is None or f"csrc/kernels/{_ISA_SOURCE}" not in recipe.sources:
+            return own  # the baseline kernels work on every CPU
+        from op_builder.system.cpu_isa import chosen_isa
+
+        return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa())), *own]
 
     spec = OpSpec(
         recipe.op,
@@ -98,15 +103,6 @@ def system_check(not_on: Sequence[tuple[str, str]], system: str = sys.platform) 
 def load_host(family: OpFamily) -> Any:
     """Load an op on host memory, for this project's own use."""
     return load(family.spec_for("cpu"), Cache())
-
-
-def isa_check(recipe: Recipe) -> list[CheckOutcome]:
-    """A check of ACCEL_CPU_ISA, if it is set and the op has kernels for several instruction sets."""
-    if env.ACCEL_CPU_ISA.raw() is None or f"csrc/kernels/{_ISA_SOURCE}" not in recipe.sources:
-        return []  # the baseline kernels work on every CPU
-    from op_builder.system.cpu_isa import chosen_isa
-
-    return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa()))]
 
 
 def cuda_spec(recipe: Recipe, files: Sequence[str], front_end: type) -> OpSpec:
