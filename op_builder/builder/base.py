@@ -150,7 +150,7 @@ class OpBuilder(ABC):
             return True
         from op_builder.load.decision import decide
 
-        failed = decide(self.spec(), self.cache).failed
+        failed = decide(self.spec(), lambda: self.cache).failed
         for failure in failed:
             self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
             if verbose:
@@ -213,8 +213,8 @@ class OpBuilder(ABC):
 
         def build_checks(_: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
             # An author's own method makes the plan again.
-            is_own = owner.build_checks is not OpBuilder.build_checks
-            return self.build_checks() if is_own else self._build_checks(make_plan)
+            is_ours = getattr(self.build_checks, "__func__", None) is OpBuilder.build_checks
+            return self._build_checks(make_plan) if is_ours else self.build_checks()
 
         return OpSpec(
             self.name,

@@ -13,6 +13,7 @@ from op_builder.system.file_contents import mapping_obstacle
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, failures, guarded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from op_builder.cache.store import Cache
@@ -38,24 +39,34 @@ class Decision(NamedTuple):
         found.sort(key=lambda each: (each.rejection is not None, "another recipe" in str(each.rejection)))
         return next(iter(found), None)
 
+    def _accepted(self, way: str) -> Candidate | None:
+        found = (each for each in self.candidates if each.way == way and each.rejection is None)
+        return next(found, None)
+
     @property
     def is_installed(self) -> bool:
-        return self.prebuilt is not None and self.prebuilt.rejection is None
+        return self._accepted(PREBUILT) is not None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._accepted(LOADED) is not None
 
     @property
     def cached(self) -> Candidate | None:
         """The entry that ``load()`` would use if there were no prebuilt binary."""
-        ways = (LOADED, CACHED)
-        accepted = [each for each in self.candidates if each.way in ways and each.rejection is None]
-        return next(iter(sorted(accepted, key=lambda each: each.way == LOADED)), None)
+        return self._accepted(CACHED)
 
     @property
     def failed(self) -> list[Failed]:
         return failures(self.outcomes)
 
 
-def decide(spec: OpSpec, cache: Cache) -> Decision:
+def decide(spec: OpSpec, open_cache: Callable[[], Cache]) -> Decision:
     """Find out what ``load()`` would do, without compiling the op."""
+    try:
+        cache = open_cache()
+    except AccelError as error:
+        return Decision((), [Failed("cache directory", error.message, error.remedy)])
     lookup = Lookup(spec, cache)
     candidates = tuple(_as_the_linker_would(candidate) for candidate in resolve(lookup))
     last = candidates[-1]
@@ -65,7 +76,7 @@ def decide(spec: OpSpec, cache: Cache) -> Decision:
     if spec.python is not None:
         return Decision(candidates, [*spec.build_checks(cache, lambda: lookup.plan), *spec.load_checks(cache)])
     found = Decision(candidates, _plan_problem(lookup))
-    if found.is_installed:
+    if found.is_installed or found.is_loaded:
         return found._replace(outcomes=[*found.outcomes, *spec.load_checks(cache)])
     if found.cached is not None and found.cached.entry is not None:
         artifact = found.cached.entry.artifact

@@ -20,7 +20,7 @@ from op_builder.catalog.builders import UnavailableOpBuilder
 from op_builder.catalog.registry import all_builders, device_package, registered_packages
 from op_builder.device import accelerator_facts, current_accelerator, current_package
 from op_builder.engine.commands import build_commands
-from op_builder.errors import AccelError, CacheError, UnknownOpError
+from op_builder.errors import AccelError, UnknownOpError
 from op_builder.load.decision import Decision, decide
 from op_builder.load.lookup import Lookup
 from op_builder.load.prebuilt import INDEX, read_index
@@ -71,11 +71,7 @@ def _read_only_cache(builder: OpBuilder) -> Cache:
 
 
 def _decided(builder: OpBuilder) -> Decision:
-    try:
-        cache = _read_only_cache(builder)
-    except CacheError as error:
-        return Decision((), [Failed("cache directory", error.message, error.remedy)])
-    return decide(builder.spec(), cache)
+    return decide(builder.spec(), lambda: _read_only_cache(builder))
 
 
 def _row(builder: OpBuilder, found: Decision) -> OpRow:

@@ -26,7 +26,7 @@ def cached_or_built(builder: OpBuilder) -> Entry:
 
 
 def decision(builder: OpBuilder) -> Decision:
-    return decide(builder.spec(), builder.cache)
+    return decide(builder.spec(), lambda: builder.cache)
 
 
 def prebuilt(builder: OpBuilder) -> Candidate | None:

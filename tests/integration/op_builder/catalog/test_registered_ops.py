@@ -165,9 +165,9 @@ def test_the_first_package_by_label_gets_a_name(site: Site) -> None:
     late = site.install_module(declared("SameBuilder", "late_op"), "b-late")
     other = site.install_module(declared("OtherBuilder", "same_op") + declared("FreeBuilder", "free_op"), "c-later")
     assert find_builder("SameBuilder", CPU).__module__ == first
-    assert f"{late}.SameBuilder is ignored" in package("b-late").complaint
-    assert f"'SameBuilder' belongs to {first}.SameBuilder" in package("b-late").complaint
-    assert f"{other}.OtherBuilder is ignored" in package("c-later").complaint
+    assert f"{late}.SameBuilder is ignored" in package("b-late").problem_text
+    assert f"'SameBuilder' belongs to {first}.SameBuilder" in package("b-late").problem_text
+    assert f"{other}.OtherBuilder is ignored" in package("c-later").problem_text
     assert type(all_builders(CPU)["same_op"]).__module__ == first
     assert type(all_builders(CPU)["free_op"]).__module__ == other
     assert not package("a-first").problems
@@ -219,7 +219,7 @@ def test_only_the_ops_of_a_broken_module_are_missing(acme: str, site: Site) -> N
     (site.directory(acme) / acme / "ops" / "broken.py").write_text("import acme_missing_driver\n")
     found = package()
     assert list(found.classes) == ["AcmeDeviceBuilder", "AcmeScaleBuilder"]
-    assert f"{acme}.ops.broken cannot be imported: ModuleNotFoundError" in found.complaint
+    assert f"{acme}.ops.broken cannot be imported: ModuleNotFoundError" in found.problem_text
 
 
 @pytest.mark.usefixtures("acme")
