@@ -15,6 +15,7 @@ from accelerator.errors import describe
 from accelerator.selection import choose
 from accelerator.vendors import redirect_output_to_stderr
 from op_builder import env
+from op_builder.messages import size_text
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
@@ -153,7 +154,7 @@ def _text(key: str, value: Fact) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and key.endswith("_bytes"):
-        return f"{value / 2**30:.2f} GiB"
+        return size_text(value)
     if isinstance(value, list):
         return ", ".join(value) or "none"
     if isinstance(value, dict):

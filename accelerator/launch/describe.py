@@ -16,6 +16,7 @@ from accelerator.launch.plan import HostPlan, assignments, plural
 from accelerator.launch.processes import helper_process
 from accelerator.launch.remote import commands, master_address
 from accelerator.launch.topology import Cache, Core, Node, Topology, format_list
+from op_builder.messages import size_text
 
 
 def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path) -> list[str]:
@@ -134,7 +135,7 @@ def _cache_line(caches: Sequence[Cache], cores: Sequence[Core]) -> str:
     letters = {"Data": "d", "Instruction": "i"}
     kinds = [(cache.level, letters.get(cache.kind, ""), cache.size_bytes) for cache in caches if cache.cpus & own]
     counted = sorted(Counter(kinds).items())
-    return ", ".join(f"{n} x L{level}{kind} {_size(size)}" for (level, kind, size), n in counted) or "unknown"
+    return ", ".join(f"{n} x L{level}{kind} {size_text(size)}" for (level, kind, size), n in counted) or "unknown"
 
 
 def _cell(core: Core, topology: Topology, rank_of: dict[int, int]) -> str:
@@ -150,11 +151,4 @@ def _nearest_with_cores(topology: Topology, memory: Node) -> str | None:
 
 
 def _title(node: Node) -> str:
-    return f"NUMA node {node.number}" + ("" if node.memory_bytes is None else f", {_size(node.memory_bytes)}")
-
-
-def _size(size_bytes: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.4g} {unit}"
-    return f"{size_bytes} B"
+    return f"NUMA node {node.number}" + ("" if node.memory_bytes is None else f", {size_text(node.memory_bytes)}")

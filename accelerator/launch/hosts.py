@@ -6,7 +6,6 @@ docs/launcher.md describes their format.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from accelerator.errors import LaunchError
 from accelerator.launch.topology import parse_list
+from op_builder.messages import did_you_mean
 
 _EXPECTED = "a line such as 'name slots=4'"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -182,9 +182,7 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
         name = name.strip() or part
         slots = parse_list(slots_text) if colon or name not in known else known[name].chosen
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            found = f"unknown host {name!r}{hint}; the hosts are {', '.join(known)}"
+            found = f"unknown host {name!r}; the hosts are {', '.join(known)}"
         elif not slots:
             found = f"{slots_text!r} is not a list of slots"
         elif slots[-1] >= known[name].slots:
@@ -192,7 +190,8 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
         else:
             choice[name] = tuple(sorted({*choice.get(name, ()), *slots}))  # a host may be named several times
             continue
-        raise LaunchError(f"{option} {text!r}: {found}.", "An example is host:0,1@host2.")
+        near = "" if name in known else did_you_mean(name, known)
+        raise LaunchError(f"{option} {text!r}: {found}.", f"{near} An example is host:0,1@host2.".lstrip())
     return choice
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import math
 import shlex
 import textwrap
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 
 from accelerator.launch.job import DEFAULT_PORT, LAUNCHERS
 from accelerator.launch.processes import LEVELS
+from op_builder.messages import did_you_mean
 
 FORMATS = ("text", "json", "taskset", "vllm")
 
@@ -111,8 +111,7 @@ class _Parser(argparse.ArgumentParser):
             spelling = name.replace("-", "_").replace("__", "--", 1)
             if spelling in _INSTEAD:
                 super().error(f"{name} is not supported: {_INSTEAD[spelling]}")
-            near = difflib.get_close_matches(spelling, self._names, 1)
-            message = f"unknown option {name}" + (f"; did you mean {self._names[near[0]][0]}?" if near else "")
+            message = f"unknown option {name}. {did_you_mean(spelling, self._names, common='--')}".rstrip()
         super().error(message)
 
 

@@ -20,6 +20,7 @@ from op_builder.cache.removal import folder
 from op_builder.cache.store import Cache
 from op_builder.command_line import parse_size, printable, run_main
 from op_builder.errors import AccelError, CacheError
+from op_builder.messages import size_text
 from op_builder.system.outcomes import Rejection
 
 _NO_GROUP = (1 << 32) - 1  # (gid_t)-1: no group; no id is larger
@@ -64,14 +65,14 @@ def _list(cache: Cache, _: argparse.Namespace) -> Answer:
     found, others = eviction.usages(cache), eviction.other_bytes(cache)
     lines = [f"{'op':<16}{'key':<14}{'size':>10}  {'last used':<12}{'built in':>9}  torch"]
     for usage in found:
-        line = f"{usage.op:<16}{usage.path.name[:12]:<14}{_size(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
+        line = f"{usage.op:<16}{usage.path.name[:12]:<14}{size_text(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
         if usage.entry is not None:
             lines.append(f"{line}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}")
         else:
             lines.append(f"{line}{'':>9}  of another version of accel-ops, or damaged")
-    size = _size(sum(usage.size_bytes for usage in found))
+    size, other_size = size_text(sum(usage.size_bytes for usage in found)), size_text(others)
     lines.append(
-        f"{_entries(found)}, {size} in {cache.root}; also {_size(others)} of logs, entries set aside, locks and memos"
+        f"{_entries(found)}, {size} in {cache.root}; also {other_size} of logs, entries set aside, locks and memos"
     )
     data = {"directory": str(cache.root), "entries": [_facts(usage) for usage in found], "other_bytes": others}
     return 0, data, "\n".join(lines)
@@ -181,7 +182,7 @@ def _export(cache: Cache, options: argparse.Namespace) -> Answer:
         raise AccelError(f"Not in the cache: {missing}.", f"Build first: python -m op_builder.build {missing}.")
     count = export_bundle(cache, entries, options.file)
     data = {"file": str(options.file), "entries": count, "size_bytes": options.file.stat().st_size}
-    return 0, data, f"{_entries(entries)} written to {options.file} ({_size(data['size_bytes'])})."
+    return 0, data, f"{_entries(entries)} written to {options.file} ({size_text(data['size_bytes'])})."
 
 
 def _import(cache: Cache, options: argparse.Namespace) -> Answer:
@@ -304,7 +305,7 @@ def _removed(cache: Cache, items: Iterable[Item], freed_bytes: int) -> tuple[dic
     entries = [item for item in items if isinstance(item, Usage)]
     freed = freed_bytes + eviction.remove(cache, items)
     data: dict[str, Any] = {"removed": [str(usage.path) for usage in entries], "freed_bytes": freed}
-    return data, f"{_entries(entries)} removed, {_size(freed)} freed."
+    return data, f"{_entries(entries)} removed, {size_text(freed)} freed."
 
 
 def _facts(usage: Usage) -> dict[str, Any]:
@@ -345,10 +346,6 @@ def _seconds(text: str) -> float:
 
 def _entries(found: Sequence[object]) -> str:
     return "1 entry" if len(found) == 1 else f"{len(found)} entries"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 1024:.0f} KiB"
 
 
 def _ago(moment: float) -> str:

@@ -22,11 +22,11 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache import staging
 from op_builder.cache.layout import KERNELS, LOCKS, LOGS, MEMO, OBJECTS, OPS, REJECTED, STAGING
-from op_builder.cache.ownership import warn_once
 from op_builder.cache.removal import Folder, file_system_now, folder, places
 from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
+from op_builder.messages import warn_once
 from op_builder.system.file_lock import try_lock
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def _remove(outer: Folder, name: str, trash: Folder) -> bool:
         pass
     except PermissionError:  # a directory that the SYCL runtime of another user made
         is_permitted = False
-        warn_once(f"{outer.path / name}: Permission denied", "it is left as it is", "Its owner can remove it.")
+        warn_once(logger, f"{outer.path / name}: Permission denied: it is not removed. Its owner can remove it.")
     trash.remove_tree(bin_name)
     return is_permitted
 

@@ -10,16 +10,12 @@ later means another file, and debuggers and profilers would not find it.
 """
 
 import contextlib
-import functools
-import logging
 import os
 import stat
 
 from op_builder import env
 from op_builder.errors import CacheError
 from op_builder.system.outcomes import Rejection
-
-logger = logging.getLogger(__name__)
 
 SIGNATURE = "accel-ops-cache"
 """The file in a directory that marks it as a cache."""
@@ -116,12 +112,6 @@ def signature(root: str) -> str | None:
     finally:
         os.close(descriptor)
     return text if text.startswith(TITLE) else None
-
-
-@functools.cache
-def warn_once(reason: str, consequence: str, remedy: str) -> None:
-    """Log a refusal; each only once in a process."""
-    logger.warning("%s: %s. %s", reason, consequence, remedy)
 
 
 def _group_of(root: str, status: os.stat_result) -> int | None:

@@ -7,6 +7,7 @@ accel-ops generates such names in that folder.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import stat
@@ -17,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from op_builder.cache.layout import GENERATED, HOME
-from op_builder.cache.ownership import distrusted, signature, warn_once
+from op_builder.cache.ownership import distrusted, signature
+from op_builder.messages import warn_once
 from op_builder.system.outcomes import Rejection
 
 
@@ -115,7 +117,7 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
         if descriptor is not None:
             os.close(descriptor)
     if refusal is not None:
-        warn_once(refusal.reason, "it is left as it is", refusal.remedy)
+        warn_once(logging.getLogger(__name__), f"{refusal.reason}: it is not removed. {refusal.remedy}")
     return None
 
 

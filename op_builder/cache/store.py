@@ -20,8 +20,9 @@ from op_builder.cache import layout
 from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
 from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
-from op_builder.cache.ownership import distrusted, distrusted_below, open_file, unusable, warn_once
+from op_builder.cache.ownership import distrusted, distrusted_below, open_file, unusable
 from op_builder.errors import CacheError
+from op_builder.messages import warn_once
 from op_builder.system.file_contents import (
     content_sha256,
     opened_sha256,
@@ -129,8 +130,8 @@ class Cache:
         """Move a damaged entry out of the way, and warn of one that is not trusted."""
         if rejection is DAMAGED:
             self.set_aside(entry.directory, rejection.reason)
-        elif rejection is not CHANGED:  # not trusted, or of another machine
-            warn_once(rejection.reason, f"the built '{entry.manifest.op}' there is not used", rejection.remedy)
+        elif rejection is not CHANGED:
+            warn_once(logger, f"{rejection.reason}: the build in it is not used. {rejection.remedy}")
 
     def flaw(self, entry: Entry) -> str:
         """Why ``load()`` would not use an entry; empty if its binary is as the manifest describes it."""
@@ -242,7 +243,7 @@ class Cache:
             if not os.path.isdir(directory) or distrusted(str(self.root), HOME, KERNELS) is not None:
                 return None
         if (refusal := distrusted_below(str(self.root), str(directory))) is not None:
-            warn_once(refusal.reason, "no compiled kernels are kept", refusal.remedy)
+            warn_once(logger, f"{refusal.reason}: no compiled kernels are kept. {refusal.remedy}")
             return None
         return directory
 
@@ -329,7 +330,7 @@ class Cache:
             self.damaged[directory] = reason
             return
         if (refusal := self._distrusted(directory.parent)) is not None:
-            warn_once(refusal.reason, "it is left as it is", refusal.remedy)
+            warn_once(logger, f"{refusal.reason}: it is not removed. {refusal.remedy}")
             return
         with contextlib.suppress(OSError):  # a CacheError is one
             target = self.writable_dir(REJECTED)

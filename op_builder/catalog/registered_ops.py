@@ -26,12 +26,13 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import entry_points
 
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.modules import import_modules
 from op_builder.load.load import is_listing
+from op_builder.messages import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def registered_packages(taken: Mapping[str, type[OpBuilder] | None]) -> list[Reg
     packages = [_without_taken_names(found, owners) for found in _find_builders()]
     for package in packages:
         for problem in package.problems:
-            _warn_once(package.label, package.module, problem)
+            warn_once(logger, f"{package.label} ({package.module}) registers ops for op_builder: {problem}.")
     return packages
 
 
@@ -176,8 +177,3 @@ def _own_package(module: str) -> str:
     parts = module.split(".")
     outer = [".".join(parts[:count]) for count in range(1, len(parts))]
     return next((name for name in outer if getattr(sys.modules.get(name), "__file__", None)), module)
-
-
-@cache
-def _warn_once(label: str, module: str, problem: str) -> None:
-    logger.warning("%s (%s) registers ops for op_builder: %s.", label, module, problem)

@@ -17,6 +17,7 @@ from op_builder.builder.base import OpBuilder
 from op_builder.catalog.builders import DeclaredCPUBuilder, PythonOpBuilder, declared_builder, unavailable_builder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, families, family_of
 from op_builder.errors import UnknownOpError
+from op_builder.messages import did_you_mean
 from op_builder.spec import OUR_PACKAGES, OpFamily
 from op_builder.system.outcomes import Rejection
 
@@ -168,19 +169,13 @@ def _unavailable_deepspeed_op(class_name: str, package: str) -> type[OpBuilder]:
 
 
 def _unknown(class_name: str, device: "DevicePackage", registered: "list[RegisteredPackage]") -> UnknownOpError:
-    import difflib
-
     by_op = {cls.NAME: name for name, cls in device.classes.items()} | NAMES
     names = {*device.classes, *BUILDERS}.union(*(other.classes for other in registered))
-    # The common suffix would make all names similar.
-    short = {name.removesuffix("Builder"): name for name in sorted(names)}
-    wanted = class_name.removesuffix("Builder")
-    close = [wanted] if wanted in short else difflib.get_close_matches(wanted, short, n=3, cutoff=0.7)
-    near = [by_op[class_name]] if class_name in by_op else [short[name] for name in close]
+    near = did_you_mean(by_op.get(class_name, class_name), sorted(names), common="Builder")
     problems = [device.problems, *(other.problem_text for other in registered)]
     return UnknownOpError(
         " ".join(filter(None, [f"Unknown op builder {class_name!r}.", *problems])),
-        f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(sorted(names))}.",
+        near or f"Known builders: {', '.join(sorted(names))}.",
     )
 
 

@@ -22,7 +22,7 @@ from op_builder.cache import layout
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
 from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, saved_since
 from op_builder.cache.layout import HOME, OBJECTS
-from op_builder.cache.ownership import distrusted, open_file, warn_once
+from op_builder.cache.ownership import distrusted, open_file
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import (
     CompileStep,
@@ -32,6 +32,7 @@ from op_builder.engine.commands import (
     system_directories,
 )
 from op_builder.errors import AccelError
+from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import Rejection
 from op_builder.toolchains.toolset import Toolset
@@ -56,14 +57,14 @@ class Objects:
         """Copy the objects that fit into a build's directory; returns their names."""
         refusal = distrusted(str(self.cache.root), HOME, OBJECTS)
         if refusal is not None:
-            warn_once(refusal.reason, "the objects there are not used", refusal.remedy)
+            warn_once(logger, f"{refusal.reason}: the objects there are not used. {refusal.remedy}")
             return set()
         restored: set[str] = set()
         for step, name in self._names(key).items():
             with contextlib.suppress(*_DAMAGED):
                 opened = open_file(str(self.cache.root), str(self.cache.home / OBJECTS / name))
                 if isinstance(opened, Rejection):
-                    warn_once(opened.reason, "this object is not used", opened.remedy)
+                    warn_once(logger, f"{opened.reason}: this object is not used. {opened.remedy}")
                     continue
                 with os.fdopen(opened, "rb") as file, zipfile.ZipFile(file) as archive:
                     record = json.loads(archive.read(_RECORD))

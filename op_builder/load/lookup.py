@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from op_builder import env
@@ -15,6 +15,7 @@ from op_builder.cache.store import CHANGED, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.load.open import opened_entries
 from op_builder.load.resolve import Candidate, PrebuiltFacts, cached_candidates
+from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
 from op_builder.system.outcomes import Rejection
@@ -58,7 +59,7 @@ class Lookup:
             return find_toolset(self.plan, self.cache.memo)
         except AccelError as error:
             if env.CXX.get() is not None:  # the user requested a compiler that will not be used
-                _warn_once(f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
+                warn_once(logger, f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
             return error
 
     @property
@@ -150,11 +151,6 @@ JIT_FORBIDDEN = Rejection(
     "ACCEL_JIT=0 forbids compiling when an op is loaded.",
     "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op.",
 )
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
 
 
 class ThisMachine:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from op_builder import env
 from op_builder.errors import UnknownOpError
+from op_builder.messages import did_you_mean
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
@@ -61,12 +61,9 @@ class BuildRequest:
         for name in self.ops:
             if name in known:
                 continue
-            # The common prefix would make all names similar.
-            near = difflib.get_close_matches(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in known])
-            likely = " or ".join(f"{_PREFIX}{each}" for each in near)
             raise UnknownOpError(
                 f"{name} is set, but no op has that name. {reason}".strip(),
-                f"Did you mean {likely}?" if near else f"Unset it. The variables are: {', '.join(known)}.",
+                did_you_mean(name, known, common=_PREFIX) or f"Unset it. The variables are: {', '.join(known)}.",
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import shlex
@@ -25,6 +24,7 @@ from op_builder.load.decision import Decision, decide
 from op_builder.load.lookup import Lookup
 from op_builder.load.prebuilt import INDEX, read_index
 from op_builder.load.resolve import Candidate
+from op_builder.messages import did_you_mean
 from op_builder.report import machine
 from op_builder.system.outcomes import Failed, guarded
 from op_builder.system.records import RecordError
@@ -177,12 +177,11 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
     if named:
         return named[0]
     names = [builder.name for builder in builders]
-    near = difflib.get_close_matches(name, names)
-    likely = f"Did you mean {' or '.join(near)}? " if near else ""
     problems = [other.problem_text for other in registered_packages(package)]
     raise UnknownOpError(
         " ".join(filter(None, [f"Unknown op {name!r}.", *problems])),
-        f"{likely}The ops are: {', '.join(names)}. Name an op that no package registers as package.module:Builder.",
+        f"{did_you_mean(name, names)} The ops are: {', '.join(names)}. "
+        "Name an op that no package registers as package.module:Builder.".lstrip(),
     )
 
 

@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-_MEBIBYTE = 1 << 20
+from op_builder.messages import size_text
+
 _WIDE = 120  # columns; a wider table has separate columns for reason and remedy
 
 
@@ -79,7 +80,7 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [(key.replace("_", " "), _text(accelerator.get(key))) for key in shown]
     for key in ("total_memory_bytes", "available_memory_bytes"):
         if isinstance(accelerator.get(key), int):
-            rows.append((key.removesuffix("_bytes").replace("_", " "), _size(accelerator[key])))
+            rows.append((key.removesuffix("_bytes").replace("_", " "), size_text(accelerator[key])))
     rows += [(key.replace("_", " "), f"unknown: {why}") for key, why in accelerator.get("unavailable", {}).items()]
     rows.append(("why detected", "python -m accelerator.report"))
     return rows
@@ -183,14 +184,16 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
         ),
         (
             "/dev/shm",
-            shared if "error" in shared else f"{_size(shared['size_bytes'])}, {_size(shared['free_bytes'])} free",
+            shared
+            if "error" in shared
+            else f"{size_text(shared['size_bytes'])}, {size_text(shared['free_bytes'])} free",
         ),
         ("storage engine", _storage_engine(environment["storage_engines"])),
         (
             "cache",
             cache["error"]
             if "error" in cache
-            else f"{cache['directory']}, {_size(cache['size_bytes'])} in {cache['entries']} entries"
+            else f"{cache['directory']}, {size_text(cache['size_bytes'])} in {cache['entries']} entries"
             + ("" if cache["writable"] else ", read-only"),
         ),
     ]
@@ -242,7 +245,8 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
     if entry["rejected"]:
         return f"ignored: {entry['rejected']} ({entry['directory']})"
     return (
-        f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
+        f"yes: {entry['directory']}, {size_text(entry['size_bytes'])}, "
+        f"built {entry['built_at']} in {entry['build_s']} s "
         f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
         f"{entry['check']}; fits torch {entry['torch_needed']}"
     )
@@ -265,9 +269,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def _size(size_bytes: int) -> str:
-    if size_bytes >= 1 << 30:
-        return f"{size_bytes / (1 << 30):.1f} GiB"
-    return f"{size_bytes / _MEBIBYTE:.1f} MiB"

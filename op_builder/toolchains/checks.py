@@ -6,13 +6,13 @@ or found just as ``load()`` will need it, not that a name was seen on PATH.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import sys
 from pathlib import Path
 
 from op_builder import env
+from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.records import Memo
@@ -49,7 +49,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """The host compiler compiles and links a small program with the plan's own flags, and its ``nm`` runs."""
     compiler = find_cxx(memo, plan.target)
     if plan.target is None and is_packaged(compiler):
-        _log_packaged(compiler.path)
+        warn_once(logger, f"No C++ compiler is on PATH: using {compiler.path}. Its first build takes a minute longer.")
     # Without its defines, which mean nothing to this program, one answer serves many ops.
     flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
     headers = ["new"]  # of the standard library, and quickly read
@@ -133,11 +133,6 @@ def torch_cuda_check() -> CheckOutcome:
             "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device.",
         )
     return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
-
-
-@functools.cache
-def _log_packaged(path: str) -> None:
-    logger.warning("No C++ compiler is on PATH: using %s. Its first build takes a minute longer.", path)
 
 
 def _includes_torch(plan: BuildPlan) -> bool:

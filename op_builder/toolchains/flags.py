@@ -1,6 +1,5 @@
 """Compiler flags: words and their values, standards, response files, and the files that flags name."""
 
-import functools
 import logging
 import os
 import re
@@ -8,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from op_builder.errors import AccelError
+from op_builder.messages import warn_once
 from op_builder.system.file_contents import file_sha256
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,9 @@ def without_older_standards(op: str, needed: str, flags: Sequence[str]) -> list[
     for flag in flags:
         year = _year(flag)
         if year is not None and year < (_year(needed) or 0):
-            _warn_of_standard(op, needed, flag)
+            warn_once(
+                logger, f"Op '{op}' is compiled with {needed} instead of {flag}: the installed torch requires it."
+            )
         else:
             kept.append(flag)
     return kept
@@ -56,11 +58,6 @@ def _year(flag: str) -> int | None:
     if start not in _STANDARDS:
         return None
     return _DRAFTS.get(name) or (int(name) if name.isdecimal() else None)
-
-
-@functools.cache
-def _warn_of_standard(op: str, needed: str, flag: str) -> None:
-    logger.warning("Op '%s' is compiled with %s instead of %s: the installed torch requires it.", op, needed, flag)
 
 
 def check_words(words: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from op_builder.errors import AccelError, OpArgumentError
+from op_builder.messages import warn_once
 from op_builder.ops.arguments import bounded_int, untraced
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,6 @@ _blocks: dict[int, _Block] = {}
 class LockedTensors:
     """The functions on locked tensors that ``async_io`` and ``pin_memory`` share."""
 
-    _has_warned = False
-
     def __init__(self, ops: Any) -> None:
         self._ops = ops
 
@@ -85,7 +84,8 @@ class LockedTensors:
         if address == 0:
             raise LockedMemoryError(f"Not enough memory for {size_bytes} bytes.", "Free some memory, or request less.")
         if lock_error:
-            _warn(mapped_bytes, lock_error)
+            error = os.strerror(lock_error)
+            warn_once(logger, f"Tensors are page-aligned but not locked in memory: {error}. The limit is ulimit -l.")
         buffer = (ctypes.c_char * size_bytes).from_address(address)
         accelerator = _registered_by(address, mapped_bytes)
         facts = LockedMemoryFacts(address, mapped_bytes, lock_error == 0, None, accelerator is not None)
@@ -149,14 +149,6 @@ def _release(block: _Block, owner: int) -> None:
         except RuntimeError as error:
             logger.warning("The CUDA driver does not unregister the memory at %#x: %s.", facts.address, error)
     block.ops.release(facts.address, facts.size_bytes)
-
-
-def _warn(size_bytes: int, number: int) -> None:
-    """Log that memory is not locked: as a warning the first time, and for debugging later."""
-    level = logging.DEBUG if LockedTensors._has_warned else logging.WARNING
-    LockedTensors._has_warned = True
-    text = "%d bytes are page-aligned but not locked in memory: %s. The limit is ulimit -l."
-    logger.log(level, text, size_bytes, os.strerror(number))
 
 
 def _registered_by(address: int, size_bytes: int) -> Any:

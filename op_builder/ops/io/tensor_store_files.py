@@ -11,7 +11,6 @@ A reader that has opened a file keeps its content, whatever is renamed over it.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 from op_builder.cache.removal import file_system_now
 from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
+from op_builder.messages import did_you_mean
 from op_builder.ops.io.aio_operation import REMEDIES, opened
 from op_builder.system.file_lock import try_lock
 
@@ -150,10 +150,9 @@ class StoreFiles:
         try:
             yield
         except FileNotFoundError:
-            near = difflib.get_close_matches(name, self.names(), n=3)
             raise TensorNotFoundError(
                 f"{self.directory} has no tensor {name!r}.",
-                f"Did you mean {' or '.join(near)}?" if near else "names() lists its tensors.",
+                did_you_mean(name, self.names()) or "names() lists its tensors.",
             ) from None
 
 

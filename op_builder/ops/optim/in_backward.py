@@ -5,7 +5,6 @@ torch calls a hook when it has accumulated the gradient of a parameter; the hook
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import MutableMapping
@@ -15,6 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from op_builder.errors import OpArgumentError
+from op_builder.messages import warn_once
 from op_builder.ops.arguments import untraced
 from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.sharding import is_dtensor, is_flat
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RANKS_DIVERGE = (
+    "in_backward applies this rank's gradients before DistributedDataParallel averages them, so the parameters "
+    "of the ranks diverge. With DistributedDataParallel, leave out in_backward."
+)
 _hooks: MutableMapping[torch.Tensor, _UpdateOne] = WeakIdKeyDictionary()
 """The hook that updates a parameter; one whose optimizer was freed stays until it is replaced."""
 
@@ -47,21 +51,13 @@ class _UpdateOne:
                 f"The optimizer that updates {place_of(*self._place, param)} during backward() no longer exists.",
                 "Keep a reference to it while you train, or call its remove_hooks() before you drop it.",
             )
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            _warn_of_ranks(torch.distributed.get_world_size())
+        ranks = torch.distributed
+        if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+            warn_once(logger, _RANKS_DIVERGE)
         self._place = _current_place(optimizer, param, *self._place)
         with torch.no_grad():
             optimizer.update_one(param, *self._place)
         param.grad = None
-
-
-@functools.cache
-def _warn_of_ranks(count: int) -> None:
-    if count > 1:
-        logger.warning(
-            "in_backward applies this rank's gradients before DistributedDataParallel averages them, so the parameters "
-            "of the ranks diverge. With DistributedDataParallel, leave out in_backward."
-        )
 
 
 def _current_place(optimizer: HostOptimizer, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:

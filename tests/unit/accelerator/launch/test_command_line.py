@@ -73,7 +73,7 @@ def test_options_have_two_spellings_and_those_of_the_program_are_kept(dash: str)
     ("arguments", "message"),
     [
         ("", "no script was given"),
-        ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
+        ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank. Did you mean --bind_cores_to_rank"),
         ("--num_accelerators 0 x.py", "expected a whole number of at least 1, or -1 for all, not '0'"),
         ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
         ("--grace_period nan x.py", "expected a number of seconds, not 'nan'"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from op_builder import env
+from op_builder import env, messages
 from op_builder.cache import ownership
 from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, sweep_small, usages
@@ -54,10 +54,10 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become a
 
 @pytest.fixture(autouse=True)
 def warnings_anew(tmp_path: Path) -> Iterator[None]:
-    ownership.warn_once.cache_clear()
+    messages.warn_once.cache_clear()
     with env.scope(XDG_CACHE_HOME=str(tmp_path / "own")):
         yield
-    ownership.warn_once.cache_clear()
+    messages.warn_once.cache_clear()
 
 
 def maintain(root: Path) -> None:

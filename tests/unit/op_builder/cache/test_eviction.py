@@ -238,8 +238,8 @@ def test_list_counts_the_rest_and_clear_removes_it(capsys: pytest.CaptureFixture
     held = lying(cache.home / "locks" / f"held-{KEY}.lock", 0, days_ago=0)
     assert command(capsys, cache, "list")["other_bytes"] == sum(sizes.values())
     last = output(capsys, cache, "list").splitlines()[-1]
-    assert last.startswith("0 entries, 0 KiB in")
-    assert "also 5.0 MiB of logs" in last
+    assert last.startswith("0 entries, 0 B in")
+    assert "also 5 MiB of logs" in last
     with held.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert command(capsys, cache, "clear")["freed_bytes"] == sum(sizes.values())

@@ -1,0 +1,34 @@
+"""What messages of many modules share: sizes, near matches, and warnings that appear once."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+
+
+def size_text(size_bytes: int) -> str:
+    """A size with its unit, in at most four digits: ``1.5 GiB``."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}"
+    return f"{size_bytes} B"
+
+
+def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
+    """``Did you mean A or B?`` with the most similar of the known names; empty if none is similar.
+
+    Args:
+        common: a part that all names have. It does not count, because it would make all of them similar.
+    """
+    import difflib  # a warm load needs no near matches
+
+    by_distinct = {each.replace(common, ""): each for each in known}
+    near = difflib.get_close_matches(name.replace(common, ""), by_distinct)
+    return f"Did you mean {' or '.join(by_distinct[each] for each in near)}?" if near else ""
+
+
+@functools.cache
+def warn_once(logger: logging.Logger, message: str) -> None:
+    """Log a warning, unless this process has logged the same one before."""
+    logger.warning("%s", message)
