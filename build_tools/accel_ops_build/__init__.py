@@ -31,8 +31,7 @@ Settings = Mapping[str, Any] | None
 
 # Requirements of compiling and packing, in addition to a compiler and torch.
 _TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
-# The compiler for another platform, and a reader of its binaries.
-_CROSS_TOOLS = ["ziglang>=0.16", "pyelftools>=0.31"]
+_CROSS_TOOLS = ["ziglang>=0.16"]  # the compiler for another platform
 _SOURCE_ROOTS = ("", "src")
 _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker

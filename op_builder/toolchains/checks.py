@@ -17,7 +17,6 @@ from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
-from op_builder.toolchains.compiler_probe import binutil, can_list_symbols
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
@@ -28,7 +27,6 @@ from op_builder.toolchains.toolset import find_cxx, is_packaged
 
 logger = logging.getLogger(__name__)
 
-_BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), pip install pyelftools, or correct PATH."
 OTHER_LIBRARY = "it uses libc++, and torch's C++ functions take the types of libstdc++"
 OTHER_COMPILER = "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
 _TORCH_HEADER = re.compile(
@@ -46,7 +44,7 @@ def torch_check() -> CheckOutcome:
 
 
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
-    """The host compiler compiles and links a small program with the plan's own flags, and its ``nm`` runs."""
+    """The host compiler compiles and links a small program with the plan's own flags."""
     compiler = find_cxx(memo, plan.target)
     if plan.target is None and is_packaged(compiler):
         _log_packaged(compiler.path)
@@ -78,9 +76,6 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
             _cxx_remedy(failure),
         )
-    if not can_list_symbols(compiler.command):
-        name = binutil("nm", compiler.command)
-        return Failed("nm", f"{compiler.command[0]} names {name} as its nm, which does not run.", _BINUTILS)
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
 
 

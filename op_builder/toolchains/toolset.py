@@ -113,21 +113,18 @@ def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
         f"No C++ compiler: CXX={named!r} needs the package ziglang, which is not installed."
         if named is not None
         else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
-        "Install one (pip install ziglang pyelftools, the extra 'compiler'; Debian and Ubuntu: apt-get install g++; "
+        "Install one (pip install ziglang, the extra 'compiler'; Debian and Ubuntu: apt-get install g++; "
         "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
     )
 
 
 def _find_packaged(memo: Memo, target: "Target") -> Compiler:
-    import importlib.util
-
     from op_builder.toolchains.packaged import packaged_command
 
     command = packaged_command("c++", target)
-    if command is None or importlib.util.find_spec("elftools") is None:
+    if command is None:
         raise ToolchainError(
-            f"Building for {target.name} needs the packages ziglang and pyelftools, and one is not installed.",
-            "pip install ziglang pyelftools",
+            f"Building for {target.name} needs the package ziglang, which is not installed.", "pip install ziglang"
         )
     return identify(command, memo)
 
