@@ -33,7 +33,7 @@ from op_builder.command_line import run_main
 from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions, measured_bytes
 from op_builder.engine.kernels import compile_kernels
-from op_builder.errors import AccelError
+from op_builder.errors import AccelError, BuildCancelled
 from op_builder.load.resolver import Request, compile_now
 from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
@@ -51,12 +51,12 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=True)"
-_STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "red"}
+_STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for one op: ``built``, ``cached``, ``skipped`` (incompatible with this machine) or ``failed``.
+    """One op's result: ``built``, ``cached``, ``skipped`` (incompatible with this machine), ``failed``, ``cancelled``.
 
     ``message`` is the reason, or for an available op what it lacks, such as SYCL kernels without a device.
     """
@@ -161,6 +161,8 @@ class _Batch:
         result: T | Outcome
         try:
             result = step()
+        except BuildCancelled as error:
+            result = Outcome(op, "cancelled", message=str(error))
         except AccelError as error:
             result = Outcome(op, "failed", message=str(error))
         except Exception as error:  # another package's builder may raise anything
