@@ -23,12 +23,12 @@ from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.probes import PROBE_TIMEOUT_S, remembered_failure_of
-from op_builder.toolchains.toolset import find_cxx, is_packaged
+from op_builder.toolchains.toolset import INSTALL_GXX, find_cxx, is_packaged
 
 logger = logging.getLogger(__name__)
 
 OTHER_LIBRARY = "it uses libc++, and torch's C++ functions take the types of libstdc++"
-OTHER_COMPILER = "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
+OTHER_COMPILER = f"Install g++ ({INSTALL_GXX}) or set CXX to it, or declare BINDING = Binding.STABLE."
 _TORCH_HEADER = re.compile(
     r'^\s*#\s*include\s*[<"](?:ATen|c10|torch)/(?!csrc/stable/|csrc/inductor/aoti_torch/c/|headeronly/)', re.MULTILINE
 )
@@ -45,7 +45,11 @@ def torch_check() -> CheckOutcome:
 
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """The host compiler compiles and links a small program with the plan's own flags."""
-    compiler = find_cxx(memo, plan.target)
+    needs_libstdcxx = sys.platform == "linux" and _includes_torch(plan)
+    compiler = find_cxx(memo, plan.target, needs_libstdcxx=needs_libstdcxx or plan.uses_cuda)
+    other_library = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
+    if needs_libstdcxx and compiler.is_zig:
+        return Failed("C++ compiler", other_library, OTHER_COMPILER)
     if plan.target is None and is_packaged(compiler):
         _log_packaged(compiler.path)
     # Without its defines, which mean nothing to this program, one answer serves many ops.
@@ -59,7 +63,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             flags.append(f"-I{include}")
             headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
-    if sys.platform == "linux" and _includes_torch(plan):
+    if needs_libstdcxx:
         text += f"#ifdef _LIBCPP_VERSION\n#error {OTHER_LIBRARY}\n#endif\n"
     stripped = strip_flags(plan.system) if compiler.is_zig else []
     command = [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
@@ -68,8 +72,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     subject = f"{compiler.identity} {command}"
     failure = remembered_failure_of(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s)
     if OTHER_LIBRARY in failure:
-        reason = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
-        return Failed("C++ compiler", reason, OTHER_COMPILER)
+        return Failed("C++ compiler", other_library, OTHER_COMPILER)
     if failure:
         return Failed(
             "C++ compiler",
