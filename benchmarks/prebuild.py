@@ -143,7 +143,7 @@ def measure_targets(native: Installation, source: Path, directory: Path, rounds:
         directory: where ``plain`` has a wheel without ops.
     """
     crossed = Installation.make(directory / "crossed")
-    crossed.pip_install("ziglang", "pyelftools")
+    crossed.pip_install("ziglang")
     seconds, found = [], []
     for target in TARGETS:
         variables = {

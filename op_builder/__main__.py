@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from op_builder._version import __version__
 from op_builder.command_line import run_main
+from op_builder.errors import did_you_mean
 
 
 class _Command(NamedTuple):
@@ -46,11 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="'accel-ops COMMAND --help' explains a command.",
     )
     parser.add_argument("--version", action="version", version=f"accel-ops {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in _COMMANDS.items():
         commands.add_parser(name, help=command.help, add_help=False)
+    if not arguments:
+        parser.print_help()
+        return 0
     # The command parses what follows its name.
-    name = parser.parse_args(arguments[:1]).command
+    name = arguments[0]
+    if not name.startswith("-") and name not in _COMMANDS:
+        parser.error(f"unknown command {name!r}. {did_you_mean(name, _COMMANDS)}".rstrip())
+    parser.parse_args([name])
     status: int = import_module(_COMMANDS[name].module).main(arguments[1:], prog=f"accel-ops {name}")
     return status
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,6 +25,7 @@ from op_builder.command_line import run_main
 from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.errors import AccelError
+from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.prebuild.batch import Outcome, Report, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
@@ -30,7 +35,7 @@ from op_builder.system.target import Target, requested_target
 from op_builder.toolchains.toolset import find_toolset
 
 _PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=True)"
-_STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "red"}
+_STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled": "yellow", "failed": "red"}
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
@@ -111,7 +116,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
 
 def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBuilder]) -> int:
-    """Have pip build the project's wheel with these ops, or with all; returns pip's exit status."""
+    """Have pip build the project's wheel with these ops, or with all; returns the exit status."""
     if not Path("pyproject.toml").is_file():
         print(f"No pyproject.toml in {Path.cwd()}.\n  Remedy: Run this in the project of the ops.", file=sys.stderr)
         return 2
@@ -120,14 +125,24 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
         return 2
     switches = {variable_of(builder): "1" for builder in builders}
     switches[env.ACCEL_BUILD_OPS.name] = "0" if builders else "1"
-    # pip would download the tools into an environment of its own, ziglang with 100 MB.
-    tools = ("setuptools", "wheel", "ninja", *(("ziglang", "elftools") if target is not None else ()))
-    options = ["--no-build-isolation"] if all(map(importlib.util.find_spec, tools)) else []
-    command = isolated_command(_PIP, "wheel", *options, "--no-deps", "--wheel-dir", directory, ".")
     environment = env.child_environment(
         **{**switches, env.ACCEL_BUILD_TARGET.name: target.name if target is not None else None}
     )
-    return subprocess.run(command, env=environment, check=False).returncode
+    with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as made:
+        command = isolated_command(_PIP, "wheel", "--no-deps", "--wheel-dir", made, ".")
+        status = subprocess.run(command, env=environment, check=False).returncode
+        for wheel in Path(made).glob("*.whl"):
+            if not any(f"/{PREBUILT_DIRECTORY}/" in name for name in zipfile.ZipFile(wheel).namelist()):
+                print(
+                    f"The project's build backend put no op into {wheel.name}, so the wheel was removed.\n"
+                    '  Remedy: Use the backend accel_ops_build, as the pyproject.toml of "accel-ops new" does.',
+                    file=sys.stderr,
+                )
+                return 1
+            os.makedirs(directory, exist_ok=True)
+            shutil.move(wheel, os.path.join(directory, wheel.name))
+            print(f"Built {os.path.join(directory, wheel.name)}")
+    return status
 
 
 def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 from op_builder.builder.base import log_steps
 from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts
+from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts, require_binding
 from op_builder.builder.recipe_of import text_list
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
 from op_builder.load.load import load_entry
@@ -150,6 +150,8 @@ def load_inline(
         has_headers=not no_implicit_headers,
         handles_torch_errors=with_pytorch_error_handling,
     )
+    if functions is None and is_python_module:
+        require_binding(texts)
     return _load(
         "load_inline",
         name,

@@ -7,6 +7,10 @@ derives from it.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class AccelError(Exception):
     """Base class of all exceptions of ``accelerator`` and ``op_builder``.
@@ -23,6 +27,15 @@ class AccelError(Exception):
 
     def __str__(self) -> str:  # OSError, ImportError and KeyError would print their own fields
         return Exception.__str__(self)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the names, which may be dotted, whose last parts are most like ``name``; empty if none is."""
+    import difflib  # 2 ms, and only errors need it
+
+    short = {each.rpartition(".")[2]: each for each in known}
+    near = [short[each] for each in difflib.get_close_matches(name, short, cutoff=0.75)]
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 class EnvironmentValueError(AccelError, ValueError):
@@ -129,7 +142,7 @@ class UnknownOpError(AccelError, ValueError):
 
 
 class UnknownBuilderError(UnknownOpError, ImportError):
-    """``from op_builder import <name>`` named an unknown builder."""
+    """``from op_builder import <name>`` named an unknown builder, or a class of ``op_builder.ops``."""
 
 
 class SourceNotFoundError(AccelError, FileNotFoundError):

@@ -8,20 +8,24 @@ more indented lines below it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import keyword
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from op_builder.command_line import run_main
 from op_builder.errors import AccelError
 from op_builder.paths import native_root
+from op_builder.system.interpreter import python
 
 _DEVICES = ("cuda", "sycl")
 _MARK = re.compile(rf"\s*(?:#|<!--) ({'|'.join(_DEVICES)})(?: -->)?$")
@@ -49,7 +53,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"Created {directory}. Next:\n  cd {directory}\n  pip install .\n  pytest")
+    pip = f"{python()} -m pip install" if PathFinder.find_spec("pip") else f"uv pip install --python {python()}"
+    print(f"Created {directory}. Next:\n  cd {shlex.quote(str(directory))}\n  {pip} . pytest\n  {python()} -m pytest")
     return 0
 
 
@@ -84,7 +89,7 @@ def create(name: str, directory: Path, devices: Collection[str] = ()) -> None:
             text = "".join(f"{line}\n" for line in lines)
             text = re.sub("|".join(names), lambda match: names[match[0]], text)
             if path.name == "pyproject.toml":
-                text = _with_backend(text)
+                text = text.replace(_BACKEND, _backend_requirement())
             target = directory / str(path).replace("my_ops", name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
@@ -129,29 +134,13 @@ def _lines(lines: Sequence[str], devices: Collection[str]) -> Iterator[str]:
         yield _MARK.sub("", line)
 
 
-def _with_backend(settings: str) -> str:
-    """``pyproject.toml`` with the build backend's location, or with plain setuptools if that is unknown."""
-    requirement = _backend_requirement()
-    if requirement is not None:
-        return settings.replace(_BACKEND, requirement)
-    return settings.replace(_BACKEND, "setuptools>=77").replace('"accel_ops_build"', '"setuptools.build_meta"')
-
-
-def _backend_requirement() -> str | None:
-    """Where accel-ops-build can be installed from: the checkout, or where accel-ops was installed from."""
-    checkout = native_root() / "build_tools"
-    if (checkout / "pyproject.toml").is_file():
-        return f"accel-ops-build @ {checkout.as_uri()}"
-    try:
+def _backend_requirement() -> str:
+    """Where accel-ops-build can be installed from: the repository of accel-ops, or its directory here."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
         origin = json.loads(metadata.distribution("accel-ops").read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        return None
-    if "dir_info" in origin:
-        return f"accel-ops-build @ {origin['url']}/build_tools"
-    if "vcs_info" in origin:
-        source = origin["vcs_info"]
-        return f"accel-ops-build @ {source['vcs']}+{origin['url']}@{source['commit_id']}#subdirectory=build_tools"
-    return None
+        if source := origin.get("vcs_info"):
+            return f"accel-ops-build @ {source['vcs']}+{origin['url']}@{source['commit_id']}#subdirectory=build_tools"
+    return f"accel-ops-build @ {(native_root() / 'build_tools').as_uri()}"
 
 
 if __name__ == "__main__":

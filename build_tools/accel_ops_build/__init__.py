@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from configparser import RawConfigParser
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,7 @@ Settings = Mapping[str, Any] | None
 
 # Requirements of compiling and packing, in addition to a compiler and torch.
 _TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
-# The compiler for another platform, and a reader of its binaries.
-_CROSS_TOOLS = ["ziglang>=0.16", "pyelftools>=0.31"]
+_CROSS_TOOLS = ["ziglang>=0.16"]  # the compiler for another platform
 _SOURCE_ROOTS = ("", "src")
 _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
@@ -147,15 +147,21 @@ def _private_directories() -> Iterator[Path]:
 
     Files of earlier builds in ``build/`` would get into the wheel, and simultaneous builds would conflict.
     """
+    given = os.environ.get("DIST_EXTRA_CONFIG")
     with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as scratch:
-        config, information = Path(scratch, "setup.cfg"), Path(scratch, "information")
+        information = Path(scratch, "information")
         information.mkdir()
-        config.write_text(f"[build]\nbuild_base = {scratch}/build\n[egg_info]\negg_base = {information}\n")
-        os.environ["DIST_EXTRA_CONFIG"] = str(config)
+        config = RawConfigParser()
+        config.read(given or (), encoding="utf-8")
+        config.read_dict({"build": {"build_base": f"{scratch}/build"}, "egg_info": {"egg_base": information}})
+        with open(Path(scratch, "setup.cfg"), "w", encoding="utf-8") as file:
+            config.write(file)
+        os.environ["DIST_EXTRA_CONFIG"] = file.name
         try:
             yield Path(scratch)
         finally:
             del os.environ["DIST_EXTRA_CONFIG"]
+            os.environ.update({} if given is None else {"DIST_EXTRA_CONFIG": given})
 
 
 def _plain_wheel(scratch: Path, config_settings: Settings, metadata_directory: str | None) -> Path:

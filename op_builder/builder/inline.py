@@ -25,6 +25,9 @@ _LIGHT_HEADER = re.compile(
     r'^\s*#\s*include\s*[<"](?:torch/csrc/stable/|pybind11/|Python\.h|bindings/stable_library\.h|torch_c/|tvm/ffi/)',
     re.MULTILINE,
 )
+# What a text that binds its functions itself contains, or an include that may.
+_BINDING = re.compile(r"module|library|register|dispatcher|accel_op_|pyinit_|pymodinit_|tvm_ffi", re.IGNORECASE)
+_UNKNOWN_INCLUDE = re.compile(r"^\s*#\s*include(?!\s*<(?:(?:torch|ATen|c10)/[^>]*|\w+|cuda\w*\.h)>)", re.MULTILINE)
 
 
 class GivenBuilder(OpBuilder):
@@ -153,7 +156,18 @@ def load_inline(
         link_flags=flag_list(extra_ldflags, "load_inline: extra_ldflags"),
         include_dirs=[*(str(Path(path).absolute()) for path in include_dirs), *(["csrc"] if is_stable else [])],
     )
+    if functions is None and binding is not Binding.LIBRARY:
+        require_binding(texts)
     return builder.load(verbose)
+
+
+def require_binding(texts: Mapping[str, str]) -> None:
+    """Raise ArgumentError if the texts of an op without ``functions`` bind nothing; compiling takes half a minute."""
+    if not any(_BINDING.search(text) or _UNKNOWN_INCLUDE.search(text) for text in texts.values()):
+        raise ArgumentError(
+            f"load_inline: the text {' and '.join(texts)} binds no function to Python.",
+            "Pass functions=[...], or bind them in the text: PYBIND11_MODULE(TORCH_EXTENSION_NAME, m).",
+        )
 
 
 def inline_texts(

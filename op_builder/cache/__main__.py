@@ -63,9 +63,12 @@ def _require_readable(root: Path) -> None:
 
 def _list(cache: Cache, _: argparse.Namespace) -> Answer:
     found, others = eviction.usages(cache), eviction.other_bytes(cache)
-    lines = [f"{'op':<16}{'key':<14}{'size':>10}  {'last used':<12}{'built in':>9}  torch"]
+    width = max((len(usage.op) for usage in found), default=2) + 2
+    lines = [f"{'op':<{width}}{'key':<14}{'size':>10}  {'last used':<12}{'built in':>9}  torch"]
     for usage in found:
-        line = f"{usage.op:<16}{usage.path.name[:12]:<14}{size_text(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
+        line = (
+            f"{usage.op:<{width}}{usage.path.name[:12]:<14}{size_text(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
+        )
         if usage.entry is not None:
             lines.append(f"{line}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}")
         else:

@@ -22,9 +22,9 @@ from op_builder.cache.key import platform_name
 from op_builder.engine.stable_abi import NON_TORCH_SYMBOL, check_target_functions
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
+from op_builder.system import elf, macho
 from op_builder.system.global_symbols import libraries_offering
 from op_builder.system.interpreter import bare_command, isolated_command
-from op_builder.system.macho import read_library
 from op_builder.system.process import Finished, run
 from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
@@ -110,8 +110,6 @@ _KNOWN_UNDEFINED = re.compile(
     r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without a version because torch exports copies of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
-# The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
-_NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
 # An exported function, or a call that registers global functions or types.
 _EXPORTS_TVM_FFI = ("__tvm_ffi_", "TVMFFIFunctionSetGlobal", "TVMFFITypeRegister")
@@ -155,11 +153,12 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
         )
     try:
         if plan.system == "darwin":
-            defined, undefined, least_macos = read_library(artifact)
+            defined, undefined, least_macos = macho.read_library(artifact)
             needs = {"macOS": least_macos}
         else:
-            defined, undefined = _symbols(artifact, toolset.cxx, is_for_target=plan.target is not None)
-            needs = _newest_versions(undefined)
+            read = elf.read_library(artifact)
+            defined, undefined = set(read.defined), {*read.undefined, *read.optional}
+            needs = elf.newest_versions(read.versions)
     except ValueError as error:
         raise LoadError(f"{artifact.name} cannot be read: {error}.", "Is the disk full?") from error
     if toolset.sycl is not None:
@@ -231,14 +230,6 @@ def _tried(
     # Its init function may need an imported torch. Importing it takes a second or two, which most modules do not
     # need.
     return _try_with_torch(artifact, kind, module, compiler, preloaded)
-
-
-def _newest_versions(undefined: Iterable[str]) -> dict[str, str]:
-    """The newest version of each family among symbols like ``memcpy@GLIBC_2.14``."""
-    newest: dict[str, str] = {}
-    for family, version in re.findall(r"@([A-Z]+)_([\d.]+)$", "\n".join(sorted(undefined)), re.MULTILINE):
-        newest[family] = max(newest.get(family, "0"), version, key=lambda text: [int(part) for part in text.split(".")])
-    return newest
 
 
 def _kind(defined: set[str], plan: BuildPlan) -> str:
@@ -336,27 +327,6 @@ def _refuse_torch_cxx(artifact: Path, plan: BuildPlan, undefined: set[str], comp
             f"but {OTHER_LIBRARY}.",
             OTHER_COMPILER,
         )
-
-
-def _symbols(artifact: Path, compiler: Compiler, *, is_for_target: bool) -> tuple[set[str], set[str]]:
-    """Defined and undefined dynamic symbols; the undefined keep their version, as ``memcpy@GLIBC_2.14``."""
-    nm = binutil("nm", compiler.command)
-    try:
-        # This machine's nm may not know the format of another one.
-        listed = run([nm, "-D", str(artifact)]) if not is_for_target else None
-    except ToolchainError:  # a machine without binutils
-        listed = None
-    if listed is None:
-        from op_builder.system.elf import dynamic_symbols  # 60 ms
-
-        return dynamic_symbols(artifact)
-    if not listed.ok:
-        raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
-    defined: set[str] = set()
-    undefined: set[str] = set()
-    for address, name in _NM_LINE.findall(listed.output):
-        (defined if address else undefined).add(name)
-    return defined, undefined
 
 
 def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadError:

@@ -13,8 +13,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import site
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _MODULE = "torch.utils.cpp_extension"
 _NAMES = ("load", "load_inline")
-_START_FILE = "accel_ops.pth"  # which every Python of an environment reads when it starts
+START_FILE = "accel_ops.pth"  # which every Python of an environment reads when it starts
 _replaced: dict[str, Callable[..., Any]] = {}
 
 
@@ -40,11 +38,11 @@ def on() -> None:
     Imports neither torch nor the engine. Names that a module imported from torch's before keep torch's functions.
     """
     env.set_for_libraries({env.ACCEL_CPP_EXTENSION.name: "1"})
+    if not _is_on():
+        sys.meta_path.insert(0, _Finder())
     module = sys.modules.get(_MODULE)
     if module is not None:
         _replace(module)
-    elif not _is_on():
-        sys.meta_path.insert(0, _Finder())
 
 
 def off() -> None:
@@ -66,17 +64,6 @@ def on_if_requested() -> None:
         logger.warning("%s keeps its own functions: %s", _MODULE, error)
 
 
-def warn_if_not_in_children() -> None:
-    """Warn if this environment lacks the file with which child processes apply ``ACCEL_CPP_EXTENSION``."""
-    directories = [*site.getsitepackages(), site.getusersitepackages()]
-    if not any(os.path.exists(os.path.join(directory, _START_FILE)) for directory in directories):
-        logger.warning(
-            "Child processes of the program keep torch's functions, because accel-ops is not installed in %s (%s is "
-            "missing). Install it there with pip.",
-            *(sys.prefix, _START_FILE),
-        )
-
-
 @contextmanager
 def in_place_of_torch() -> Iterator[None]:
     """:func:`on` for the body of a ``with`` statement; no effect where it is on already."""
@@ -91,22 +78,23 @@ def in_place_of_torch() -> Iterator[None]:
 
 
 def _is_on() -> bool:
-    return bool(_replaced) or any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def _replace(module: ModuleType) -> None:
-    if _replaced:
-        return
     # Imported here, because this module may run at the start of every Python.
     from op_builder import cpp_extension
 
+    ours = {name: getattr(cpp_extension, name) for name in _NAMES}
+    if vars(module).items() >= ours.items():
+        return
     _replaced.update({name: getattr(module, name) for name in _NAMES})
-    vars(module).update({name: getattr(cpp_extension, name) for name in _NAMES})
+    vars(module).update(ours)
     logger.info("op_builder.cpp_extension replaces load and load_inline of %s.", _MODULE)
 
 
 class _Finder(MetaPathFinder):
-    """Replaces the functions when torch's module is imported."""
+    """Replaces the functions whenever torch's module is imported or reloaded."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MODULE:

@@ -14,7 +14,7 @@ from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Entry
 from op_builder.engine.build import BuildOptions, measured_bytes
 from op_builder.engine.kernels import compile_kernels
-from op_builder.errors import AccelError
+from op_builder.errors import AccelError, BuildCancelled
 from op_builder.load.load import build
 from op_builder.load.lookup import Lookup
 from op_builder.system.outcomes import failures
@@ -30,7 +30,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for one op: ``built``, ``cached``, ``skipped`` (incompatible with this machine) or ``failed``.
+    """One op's result: ``built``, ``cached``, ``skipped`` (incompatible with this machine), ``failed``, ``cancelled``.
 
     ``message`` is the reason, or for an available op what it lacks, such as SYCL kernels without a device.
     """
@@ -144,6 +144,8 @@ class _Batch:
         result: T | Outcome
         try:
             result = step()
+        except BuildCancelled as error:
+            result = Outcome(op, "cancelled", message=str(error))
         except AccelError as error:
             result = Outcome(op, "failed", message=str(error))
         except Exception as error:  # another package's builder may raise anything

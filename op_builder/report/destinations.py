@@ -20,9 +20,9 @@ from op_builder.errors import ToolchainError
 from op_builder.load.prebuilt import cxx_library_versions
 from op_builder.load.resolve import numbers
 from op_builder.report.known_symbols import KnownSymbols
-from op_builder.report.verdicts import Machine
+from op_builder.report.requirements import Machine
 from op_builder.system.cpu_isa import architecture_flag
-from op_builder.system.elf import library_index, search_places
+from op_builder.system.elf import Elf, read_library, search_places
 from op_builder.system.process import run
 
 _CPU_BUILD = ("c10", "shm", "torch", "torch_cpu", "torch_global_deps", "torch_python")
@@ -34,26 +34,34 @@ def this_machine(origin: Path) -> Machine:
     directory = Path(((spec and spec.submodule_search_locations) or ["/nonexistent"])[0]) / "lib"
     files = sorted(directory.glob("lib*.so*"))
     nvrtc = directory.parent.parent.glob("nvidia/*/lib/libnvrtc.so.*")  # torch opens it when it is imported
-    own = [library_index(path) for path in files if path.name.startswith(("libc10", "libtorch"))]
     cached = _linker_cache()
     try:
         torch = version("torch")
     except PackageNotFoundError:  # a source tree on PYTHONPATH
         torch = "of unknown version"
 
-    def missing(names: Iterable[str]) -> list[str]:
-        return [name for name in sorted(names) if not (_in_process(name) or any(defines(name) for _, defines in own))]
+    @functools.cache
+    def own() -> list[Elf]:
+        return [read_library(path) for path in files if path.name.startswith(("libc10", "libtorch"))]
 
-    def find(name: str, search: Sequence[str]) -> Path | None:
+    def missing(names: Iterable[str]) -> list[str]:
+        here = (name for name in sorted(names) if not _in_process(name))
+        return [name for name in here if not any(name in library.defined for library in own())]
+
+    def has_library(name: str, search: Sequence[str]) -> bool:
+        if "/" in name:  # it was linked by its path, which counts from the current directory
+            return Path(name).exists()
         places = [*search_places(search, str(origin)), *(env.LD_LIBRARY_PATH.raw() or "").split(":")]
         paths = (*(Path(place, name) for place in places if place), *map(Path, cached.get(name, ())))
-        return next((path for path in paths if path.exists()), None)
+        # A shared libpython is open already.
+        return name == sysconfig.get_config_var("INSTSONAME") or any(path.exists() for path in paths)
 
     level = re.search(r"x86-64-v(\d)", architecture_flag())
     threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     return Machine(
         torch=torch if files else "",
-        torch_libraries=frozenset(path.name for path in (*files, *nvrtc)).union(*(needed for needed, _ in own)),
+        torch_libraries=frozenset(path.name for path in (*files, *nvrtc)),
+        torch_needs=lambda: frozenset(name for library in own() for name in library.needed),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}",
         glibc=numbers(platform.libc_ver()[1]) if platform.libc_ver()[0] == "glibc" else (),
         cxx=cxx_library_versions(),
@@ -61,8 +69,7 @@ def this_machine(origin: Path) -> Machine:
         level=int(level[1]) if level else 1,
         cpu=cpu_digest(),
         missing=missing,
-        # A shared libpython is open already.
-        has_library=lambda name, search: name == sysconfig.get_config_var("INSTSONAME") or bool(find(name, search)),
+        has_library=has_library,
     )
 
 
@@ -70,7 +77,8 @@ def with_torch(machine: Machine, release: str, known: KnownSymbols) -> Machine:
     """The same machine with the CPU build of a listed release of torch."""
     return machine._replace(
         torch=f"{release}+cpu",
-        torch_libraries=frozenset(f"lib{name}.so" for name in _CPU_BUILD) | {"libgomp.so.1"},
+        torch_libraries=frozenset(f"lib{name}.so" for name in _CPU_BUILD),
+        torch_needs=lambda: frozenset({"libgomp.so.1"}),
         missing=lambda names: [
             name
             for name in sorted(names)

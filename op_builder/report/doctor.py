@@ -14,7 +14,7 @@ from op_builder.command_line import printable, run_main
 
 if TYPE_CHECKING:
     from op_builder.report.extension_file import ExtensionFile
-    from op_builder.report.verdicts import Machine, Verdict
+    from op_builder.report.requirements import Machine, Requirement
 
 _SYMBOL_CHARS = 60
 
@@ -94,18 +94,12 @@ def _is_file(name: str) -> bool:
 
 
 def _check_file(path: Path, options: argparse.Namespace) -> int:
-    try:
-        from op_builder.report.extension_file import UnreadableFileError, judge_tags, read_file
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "elftools":
-            raise
-        print("pyelftools is not installed, and reads these files. Remedy: pip install pyelftools.", file=sys.stderr)
-        return 2
     from packaging.tags import sys_tags
 
     from op_builder.report.destinations import this_machine, with_torch
+    from op_builder.report.extension_file import UnreadableFileError, read_file, tag_requirement
     from op_builder.report.known_symbols import known_symbols
-    from op_builder.report.verdicts import judge, short
+    from op_builder.report.requirements import requirements_of, short
 
     try:
         file = read_file(path)
@@ -114,13 +108,13 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         return 2
     known, machine = known_symbols(), this_machine(path.parent.resolve())
 
-    def judged(place: Machine) -> dict[str, list[Verdict]]:
-        return {binary.name: judge(binary, known, place) for binary in file.binaries}
+    def needed(place: Machine) -> dict[str, list[Requirement]]:
+        return {binary.name: requirements_of(binary, known, place) for binary in file.binaries}
 
-    here, tags = judged(machine), judge_tags(file, sys_tags())
+    here, tag = needed(machine), tag_requirement(file, sys_tags())
 
     def predicted(release: str) -> dict[str, str]:
-        return _problems(judged(with_torch(machine, release, known)))
+        return _problems(needed(with_torch(machine, release, known)))
 
     releases = options.torch
     if options.run and not releases:
@@ -135,8 +129,8 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         "file": str(path),
         "loads_here": not any(_problems(here).values()),
         "known_torch": known.torch,
-        "tag": tags._asdict() if tags else None,
-        "libraries": {name: [verdict._asdict() for verdict in verdicts] for name, verdicts in here.items()},
+        "tag": tag._asdict() if tag else None,
+        "libraries": {name: [one._asdict() for one in requirements] for name, requirements in here.items()},
         "torch": trials,
     }
     if options.json:
@@ -145,12 +139,12 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         print(printable(_demangled(_report(found))))
     if any("error" in trial for trial in trials.values()):
         return 2
-    fits = found["loads_here"] and not (tags and tags.problem)
+    fits = found["loads_here"] and not (tag and tag.problem)
     return 0 if fits and all(trial["agrees"] is not False for trial in trials.values()) else 1
 
 
-def _problems(verdicts: dict[str, list[Verdict]]) -> dict[str, str]:
-    return {name: next((one.problem for one in found if one.problem), "") for name, found in verdicts.items()}
+def _problems(requirements: dict[str, list[Requirement]]) -> dict[str, str]:
+    return {name: next((one.problem for one in found if one.problem), "") for name, found in requirements.items()}
 
 
 def _trial(
@@ -175,10 +169,10 @@ def _trial(
 
 
 def _report(found: dict[str, Any]) -> str:
-    from op_builder.report.verdicts import short
+    from op_builder.report.requirements import short
 
     libraries, tag = found["libraries"], found["tag"]
-    failing = {name for name, verdicts in libraries.items() if any(verdict["problem"] for verdict in verdicts)}
+    failing = {name for name, needed in libraries.items() if any(one["problem"] for one in needed)}
     loads = "does not load here" if failing else "loads here"
     if not libraries:
         loads = "it has no libraries and loads wherever its Python code does"
@@ -187,14 +181,14 @@ def _report(found: dict[str, Any]) -> str:
     loads += "; its tag does not fit" if tag and tag["problem"] else ""
     lines = [f"{Path(found['file']).name}: {loads}"]
     sections = {"": [tag], **libraries} if tag else {"": next(iter(libraries.values()))}
-    for name, verdicts in sections.items():
+    for name, needed in sections.items():
         if ".libs/" in name and name not in failing:  # auditwheel added it
             continue
         lines += [f"\n{name}"] if name else []
-        for verdict in verdicts:
-            lines.append(f"  {verdict['axis']:10} {verdict['answer']}")
-            lines += [f"  {'':10}   {reason}" for reason in verdict["reason"].split("; ")]
-            lines += [f"  {'':10}   Not here: {verdict['problem']}."] if verdict["problem"] else []
+        for one in needed:
+            lines.append(f"  {one['axis']:10} {one['answer']}")
+            lines += [f"  {'':10}   {reason}" for reason in one["reason"].split("; ")]
+            lines += [f"  {'':10}   Not here: {one['problem']}."] if one["problem"] else []
     known = " to ".join(short(found["known_torch"][at]) for at in (0, -1))
     lines += [""] if found["torch"] else []
     for release, trial in found["torch"].items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import stat
 import zipfile
-import zlib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from packaging.tags import Tag
@@ -17,16 +16,15 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from op_builder.cache.manifest import MANIFEST
 from op_builder.errors import AccelError
-from op_builder.report.verdicts import NAME_TAG, Binary, Verdict, needed_glibc
-from op_builder.system.elf import Elf, read_elf, search_places
+from op_builder.report.requirements import NAME_TAG, Binary, Requirement, needed_glibc
+from op_builder.system.elf import Elf, NotElfError, read_elf, read_library, search_places
 
-_OTHERS = {
-    b"MZ": "a Windows program",
-    **dict.fromkeys((b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe"), "a macOS library"),
-}
 _LEGACY = {"manylinux1": "manylinux_2_5", "manylinux2010": "manylinux_2_12", "manylinux2014": "manylinux_2_17"}
 _LIBRARY = re.compile(r"\.so(\.[\d.]+)?$")
 _REPLACE = "Download or build it again."
+# A wheel's libraries may be that many times larger than the wheel, and in addition as large as the bytes.
+_MOST_EXPANSION = 20
+_FREE_BYTES = 64 << 20
 
 
 class UnreadableFileError(AccelError, ValueError):
@@ -56,11 +54,9 @@ def read_file(path: Path) -> ExtensionFile:
             raise UnreadableFileError(f"{path} is not a file.", "Name a library (.so) or a wheel.")
         if zipfile.is_zipfile(path) or path.suffix == ".whl":
             return _wheel(path)
-        elf = _elf(path.name, path.read_bytes())
-        directory = path.parent.resolve()
-        is_searched = directory in map(Path.resolve, map(Path, search_places(elf.search, str(directory))))
-        near = [name for name in elf.needed if is_searched and (directory / name).is_file()]
-        siblings = {name: _elf(name, (directory / name).read_bytes()) for name in near}
+        elf = _elf(path.name, partial(read_library, path))
+        near = {name: place for name in elf.needed if (place := _place(name, elf, path)) is not None}
+        siblings = {name: _elf(name, partial(read_library, place)) for name, place in near.items()}
         manifest = path.with_name(MANIFEST)
         cpu = _cpu_of(manifest.read_bytes()) if manifest.is_file() else ""
     except OSError as error:
@@ -68,21 +64,35 @@ def read_file(path: Path) -> ExtensionFile:
     return ExtensionFile(path, (_binary(path.name, elf, siblings)._replace(cpu=cpu),))
 
 
+def _place(library: str, elf: Elf, path: Path) -> Path | None:
+    """The file of a library that is loaded with another one: named by its path, or in the same searched directory."""
+    if "/" in library:
+        place = Path(library)  # from the current directory
+    else:
+        directory = path.parent.resolve()
+        if directory not in map(Path.resolve, map(Path, search_places(elf.search, str(directory)))):
+            return None
+        place = directory / library
+    return place if place.is_file() else None
+
+
 def _wheel(path: Path) -> ExtensionFile:
     try:
         tags = parse_wheel_filename(path.name)[3]
         with zipfile.ZipFile(path) as archive:
-            members = sorted(archive.namelist())
+            members = sorted(_members(archive, path.stat().st_size))
             names = [name for name in members if _LIBRARY.search(name)]
             names = names or [name for name in members if name.endswith((".pyd", ".dll", ".dylib"))]
-            elves = {name: _elf(name, archive.read(name)) for name in names}
+            elves = {name: _elf(name, partial(_read_member, archive, name)) for name in names}
             manifests = {name: f"{name.rpartition('/')[0]}/{MANIFEST}" for name in names}
             cpus = {name: _cpu_of(archive.read(one)) for name, one in manifests.items() if one in members}
     except InvalidWheelFilename:
         remedy = "Give it the name that it was published with: name-version-python-abi-platform.whl."
         raise UnreadableFileError(f"{path} is a zip archive, but its name is not a wheel's.", remedy) from None
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, NotImplementedError) as error:
-        raise UnreadableFileError(f"{path} is a damaged wheel: {error}.", _REPLACE) from None
+    except (AccelError, FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # zipfile and its decompressors raise a dozen kinds
+        raise UnreadableFileError(f"{path} is a damaged wheel: {error or type(error).__name__}.", _REPLACE) from None
     by_name = {name.rpartition("/")[2]: elf for name, elf in elves.items()}
     in_wheel = {name.rpartition("/")[2]: f"/{name}" for name in names}
     python = _python_of(tags)
@@ -96,6 +106,10 @@ def _wheel(path: Path) -> ExtensionFile:
     return ExtensionFile(path, tuple(found), tags)
 
 
+def _read_member(archive: zipfile.ZipFile, name: str) -> Elf:
+    return read_elf(archive.read(name))
+
+
 def _cpu_of(manifest: bytes) -> str:
     """The CPU that an op of this library was compiled for, by its manifest; empty if it runs on any."""
     try:
@@ -104,16 +118,25 @@ def _cpu_of(manifest: bytes) -> str:
         return ""
 
 
-def _elf(name: str, content: bytes) -> Elf:
-    if not content:
-        raise UnreadableFileError(f"{name} is empty.", _REPLACE)
-    if not content.startswith(b"\x7fELF"):
-        kind = next((kind for magic, kind in _OTHERS.items() if content.startswith(magic)), "not an ELF file")
-        raise UnreadableFileError(f"{name} is {kind}: only Linux libraries (ELF) can be read.")
+def _members(archive: zipfile.ZipFile, size_bytes: int) -> list[str]:
+    """The names of a wheel's files, if all can be installed and read."""
+    names = archive.namelist()
+    for name in names:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"it has the file {name!r}, outside of the directory into which it is installed")
+    expanded = sum(member.file_size for member in archive.infolist())
+    if expanded > _FREE_BYTES + _MOST_EXPANSION * size_bytes:
+        raise ValueError(f"its {size_bytes} bytes expand to {expanded}")
+    return names
+
+
+def _elf(name: str, read: Callable[[], Elf]) -> Elf:
     try:
-        return read_elf(io.BytesIO(content))
+        return read()
+    except NotElfError as error:
+        raise UnreadableFileError(f"{name} cannot be read: {error}.", "Name a library for Linux (ELF).") from None
     except ValueError as error:
-        raise UnreadableFileError(f"{name} is a damaged ELF file: {error}.", _REPLACE) from None
+        raise UnreadableFileError(f"{name} is damaged: {error}.", _REPLACE) from None
 
 
 def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
@@ -157,7 +180,7 @@ def _python_of(tags: Iterable[Tag]) -> str:
     return ""
 
 
-def judge_tags(file: ExtensionFile, accepted: Iterable[Tag]) -> Verdict | None:
+def tag_requirement(file: ExtensionFile, accepted: Iterable[Tag]) -> Requirement | None:
     """Whether a wheel's tags fit its binaries, and an installer that accepts these tags."""
     if file.tags is None:
         return None
@@ -166,7 +189,7 @@ def judge_tags(file: ExtensionFile, accepted: Iterable[Tag]) -> Verdict | None:
         (reason for binary in file.binaries for tag in file.tags if (reason := _tag_mismatch(binary, tag))), ""
     )
     problem = "" if mismatch or not file.tags.isdisjoint(accepted) else "pip rejects this tag here"
-    return Verdict("tag", text, mismatch or "fits its libraries", mismatch or problem)
+    return Requirement("tag", text, mismatch or "fits its libraries", mismatch or problem)
 
 
 def _tag_mismatch(binary: Binary, tag: Tag) -> str:

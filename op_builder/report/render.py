@@ -66,7 +66,7 @@ def _ops_table(ops: list[dict[str, Any]], *, wide: bool) -> Table:
     for heading in ("reason", "remedy") if wide else ("reason and remedy",):
         table.add_column(heading)
     for op in ops:
-        marks = [_mark(op[key]) for key in ("installed", "cached", "compatible")]
+        marks = [_mark(op["installed"], "dim"), _mark(op["cached"], "dim"), _mark(op["compatible"], "yellow")]
         reason, remedy = Text(op["reason"]), Text(op["remedy"], style="cyan")
         text = (reason, remedy) if wide else (Text("\n").join(part for part in (reason, remedy) if part.plain),)
         table.add_row(Text(op["name"]), *marks, *text)
@@ -261,8 +261,8 @@ def _cached_text(data: dict[str, Any]) -> str:
     return "\n".join([f"no; differences from the nearest entry, {miss['nearest']}:", *miss["differences"]])
 
 
-def _mark(yes: bool) -> Text:
-    return Text("yes", style="green") if yes else Text("no", style="red")
+def _mark(yes: bool, style_of_no: str = "red") -> Text:
+    return Text("yes", style="green") if yes else Text("no", style=style_of_no)
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from op_builder.errors import AccelError, ToolchainError
 from op_builder.report.extension_file import ExtensionFile, needed_first
-from op_builder.report.verdicts import Binary
+from op_builder.report.requirements import Binary
 from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.process import run
 
@@ -59,7 +59,7 @@ def load_with(file: ExtensionFile, release: str, find_links: str | None) -> dict
 
 def _environment(directory: Path, release: str, find_links: str | None) -> str:
     interpreter = str(directory / "bin" / "python")
-    source = ["--find-links", find_links] if find_links else ["--extra-index-url", _INDEX]
+    source = ["--find-links", find_links] if find_links else ["--index-url", _INDEX]
     wanted = ["--quiet", *source, f"torch=={release}+cpu"]
     if uv := _uv():
         make = [uv, "venv", "--quiet", "--python", python(), str(directory)]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 _MAGIC = 0xFEEDFACF
 _SYMTAB, _LOAD_DYLIB, _BUILD_VERSION = 0x2, 0xC, 0x32
+_LONGEST_NAME = 1 << 16
 _DEBUG, _PRIVATE, _TYPE, _EXTERNAL = 0xE0, 0x10, 0x0E, 0x01
 
 
@@ -48,6 +49,8 @@ def _read(data: bytes) -> Library:
     table, least_macos, at = (0, 0, 0, 0), "", 32
     for _ in range(count):
         command, size = struct.unpack_from("<2I", data, at)
+        if size < 8:  # that of the two numbers
+            raise ValueError(f"a load command has {size} bytes")
         if command & 0x7FFFFFFF in (_LOAD_DYLIB, 0x18, 0x1F):  # also weak and re-exported ones
             libraries.append(_text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
         elif command == _SYMTAB:
@@ -73,4 +76,4 @@ def _read(data: bytes) -> Library:
 
 
 def _text(data: bytes, at: int) -> str:
-    return data[at : data.index(0, at)].decode()
+    return data[at : data.index(0, at, at + _LONGEST_NAME)].decode()

@@ -17,20 +17,18 @@ from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
-from op_builder.toolchains.compiler_probe import binutil, can_list_symbols
 from op_builder.toolchains.cuda import find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.probes import PROBE_TIMEOUT_S, remembered_failure_of
-from op_builder.toolchains.toolset import find_cxx, is_packaged
+from op_builder.toolchains.toolset import INSTALL_GXX, find_cxx, is_packaged
 
 logger = logging.getLogger(__name__)
 
-_BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), pip install pyelftools, or correct PATH."
 OTHER_LIBRARY = "it uses libc++, and torch's C++ functions take the types of libstdc++"
-OTHER_COMPILER = "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
+OTHER_COMPILER = f"Install g++ ({INSTALL_GXX}) or set CXX to it, or declare BINDING = Binding.STABLE."
 _TORCH_HEADER = re.compile(
     r'^\s*#\s*include\s*[<"](?:ATen|c10|torch)/(?!csrc/stable/|csrc/inductor/aoti_torch/c/|headeronly/)', re.MULTILINE
 )
@@ -46,8 +44,12 @@ def torch_check() -> CheckOutcome:
 
 
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
-    """The host compiler compiles and links a small program with the plan's own flags, and its ``nm`` runs."""
-    compiler = find_cxx(memo, plan.target)
+    """The host compiler compiles and links a small program with the plan's own flags."""
+    needs_libstdcxx = sys.platform == "linux" and _includes_torch(plan)
+    compiler = find_cxx(memo, plan.target, needs_libstdcxx=needs_libstdcxx or plan.uses_cuda)
+    other_library = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
+    if needs_libstdcxx and compiler.is_zig:
+        return Failed("C++ compiler", other_library, OTHER_COMPILER)
     if plan.target is None and is_packaged(compiler):
         warn_once(logger, f"No C++ compiler is on PATH: using {compiler.path}. Its first build takes a minute longer.")
     # Without its defines, which mean nothing to this program, one answer serves many ops.
@@ -61,7 +63,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             flags.append(f"-I{include}")
             headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
-    if sys.platform == "linux" and _includes_torch(plan):
+    if needs_libstdcxx:
         text += f"#ifdef _LIBCPP_VERSION\n#error {OTHER_LIBRARY}\n#endif\n"
     stripped = strip_flags(plan.system) if compiler.is_zig else []
     command = [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
@@ -70,17 +72,13 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     subject = f"{compiler.identity} {command}"
     failure = remembered_failure_of(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s)
     if OTHER_LIBRARY in failure:
-        reason = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
-        return Failed("C++ compiler", reason, OTHER_COMPILER)
+        return Failed("C++ compiler", other_library, OTHER_COMPILER)
     if failure:
         return Failed(
             "C++ compiler",
             f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
             _cxx_remedy(failure),
         )
-    if not can_list_symbols(compiler.command):
-        name = binutil("nm", compiler.command)
-        return Failed("nm", f"{compiler.command[0]} names {name} as its nm, which does not run.", _BINUTILS)
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
 
 

@@ -5,7 +5,6 @@ A module of its own because a warm load has the answers in the memo.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -73,7 +72,7 @@ def version_line(answer: str, macros: str) -> str:
 
 
 def binutil(name: str, command: tuple[str, ...]) -> str:
-    """The path or name of the program ``name`` (``nm``, ``c++filt``) that belongs to a compiler's ``command``."""
+    """The path or name of the program ``name`` (``c++filt``) that belongs to a compiler's ``command``."""
     return run([*command, f"-print-prog-name={name}"]).last_line or name
 
 
@@ -83,14 +82,6 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
         return dict(zip(symbols, run([program, *symbols]).output.splitlines(), strict=False)) if symbols else {}
     except ToolchainError:
         return {}
-
-
-def can_list_symbols(command: tuple[str, ...]) -> bool:
-    """Whether ``nm``, or without one the package pyelftools, can list the symbols of a new binary."""
-    try:
-        return run([binutil("nm", command), "--version"]).ok
-    except ToolchainError:
-        return importlib.util.find_spec("elftools") is not None
 
 
 def script_files(path: str) -> list[str]:

@@ -80,11 +80,15 @@ class Compiler(NamedTuple):
         return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
 
 
-def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
+INSTALL_GXX = "Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: conda install gxx"
+
+
+def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: bool = False) -> Compiler:
     """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else that of the package ziglang.
 
     Args:
         target: the platform to compile for, by ziglang; None for this machine and any compiler.
+        needs_libstdcxx: the remedy does not name ziglang, which has libc++.
 
     Raises:
         ToolchainError: it is missing, or it does not answer ``--version``.
@@ -113,21 +117,17 @@ def find_cxx(memo: Memo, target: "Target | None" = None) -> Compiler:
         f"No C++ compiler: CXX={named!r} needs the package ziglang, which is not installed."
         if named is not None
         else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
-        "Install one (pip install ziglang pyelftools, the extra 'compiler'; Debian and Ubuntu: apt-get install g++; "
-        "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
+        f"Install one ({INSTALL_GXX}{'' if needs_libstdcxx else '; or pip install ziglang'}), or set CXX.",
     )
 
 
 def _find_packaged(memo: Memo, target: "Target") -> Compiler:
-    import importlib.util
-
     from op_builder.toolchains.packaged import packaged_command
 
     command = packaged_command("c++", target)
-    if command is None or importlib.util.find_spec("elftools") is None:
+    if command is None:
         raise ToolchainError(
-            f"Building for {target.name} needs the packages ziglang and pyelftools, and one is not installed.",
-            "pip install ziglang pyelftools",
+            f"Building for {target.name} needs the package ziglang, which is not installed.", "pip install ziglang"
         )
     return identify(command, memo)
 

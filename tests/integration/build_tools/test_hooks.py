@@ -82,6 +82,18 @@ def test_without_accel_ops_a_request_is_an_error_and_nothing_is_asked_of_an_inde
     assert "returned acme_ops-1.2-py3-none-any.whl" in call("build_wheel('../out')", project, python).stdout
 
 
+def test_the_users_own_settings_of_setuptools_stay(project: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "own.cfg"
+    settings.write_text(f"[egg_info]\ntag_build = +own\n[build]\nbuild_base = {tmp_path / 'mine'}\n")
+    hooks = (
+        "prepare_metadata_for_build_wheel('../out'), accel_ops_build.build_wheel('../out'), __import__('os').environ"
+    )
+    done = call(hooks, project, DIST_EXTRA_CONFIG=str(settings))
+    assert "returned acme_ops-1.2+own.dist-info acme_ops-1.2+own-py3-none-any.whl" in done.stdout, done.stderr
+    assert f"'DIST_EXTRA_CONFIG': '{settings}'" in done.stdout
+    assert not (tmp_path / "mine").exists()
+
+
 def test_an_editable_install_removes_the_ops_of_its_own_project_alone(project: Path, tmp_path: Path) -> None:
     own = [ops_below(project / name) for name in ("acme_ops", "src/acme_ops", "acme_ops/deep")]
     others = [ops_below(project / name) for name in ("accel-ops/op_builder", "other", "venv/lib/site/acme_ops")]

@@ -11,10 +11,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from elftools.elf.elffile import ELFFile
 
-from op_builder.system.elf import dynamic_symbols
-from op_builder.system.macho import read_library
+from op_builder.system import elf, macho
 from tests.support.environments import (
     ROOT,
     Environment,
@@ -32,11 +30,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with ziglang and pyelftools; they are not in the environment, where they would serve every test."""
+    """A directory with ziglang; it is not in the environment, where it would serve every test."""
 
     def install(directory: Path) -> None:
         options = ("--quiet", "--no-deps", "--target", directory, "-c", ROOT / "build_tools" / "constraints.txt")
-        run(sys.executable, "-m", "pip", "install", *options, "ziglang", "pyelftools", cwd=directory)
+        run(sys.executable, "-m", "pip", "install", *options, "ziglang", cwd=directory)
 
     return shared(tmp_path_factory, "ziglang", install)
 
@@ -194,15 +192,12 @@ def test_a_wheel_for_x86_64_needs_only_glibc_2_17_and_works(wheel: Path, tmp_pat
 def test_a_wheel_for_aarch64_needs_only_glibc_2_17_and_is_ignored_elsewhere(wheel: Path, tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-manylinux_2_17_aarch64.whl")
     file = binary_of(wheel, tmp_path, "linux_aarch64")
-    with file.open("rb") as opened:
-        elf = ELFFile(opened)
-        assert elf["e_machine"] == "EM_AARCH64"
-        needed = {tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
-    assert needed >= {"libtorch_cpu.so", "libc.so.6"}
-    assert not any("stdc++" in name or "c++" in name for name in needed)
-    defined, undefined = dynamic_symbols(file)
-    assert "accel_register_library" in defined
-    assert "aoti_torch_library_def" in undefined
+    library = elf.read_library(file)
+    assert library.machine == "aarch64"
+    assert {*library.needed} >= {"libtorch_cpu.so", "libc.so.6"}
+    assert not any("stdc++" in name or "c++" in name for name in library.needed)
+    assert "accel_register_library" in library.defined
+    assert "aoti_torch_library_def" in library.undefined
 
     place = tmp_path / "unpacked"
     options = ("--no-deps", "--no-index", "--only-binary", ":all:", "--platform", "manylinux_2_17_aarch64")
@@ -218,7 +213,7 @@ def test_a_wheel_for_macos_needs_only_torch_and_the_system(wheel: Path, tmp_path
     assert wheel.name.endswith("-py3-none-macosx_11_0_arm64.whl")
     file = binary_of(wheel, tmp_path, "macosx_arm64")
     assert struct.unpack_from("<2I", file.read_bytes()) == (0xFEEDFACF, ARM64)
-    library = read_library(file)
+    library = macho.read_library(file)
     assert library.least_macos == "11.0"
     assert "accel_register_library" in library.defined
     of_process = {name for name in library.undefined if "@" not in name}

@@ -76,14 +76,6 @@ def test_build_makes_an_sdist_and_from_it_a_wheel_with_the_backend_by_its_path(
     assert [op["op"] for op in index["ops"]] == [OP]
 
 
-def test_a_new_package_installs_and_passes_its_tests_at_once(own: Environment, tmp_path: Path) -> None:
-    own.run("-m", "op_builder", "new", "fast_norm", "--directory", tmp_path / "fast_norm")
-    own.pip("install", "--no-deps", "--no-build-isolation", tmp_path / "fast_norm")
-    assert " passed" in own.run("-m", "pytest", "-q", tmp_path / "fast_norm" / "tests")
-    assert "fast_norm" in own.run("-m", "fast_norm")
-    assert own.report()["fast_norm_add_rms_norm"]["cached"]
-
-
 # my_ops ----------------------------------------------------------------------------------
 
 # By name, as any op of the device, and by the package's own function.

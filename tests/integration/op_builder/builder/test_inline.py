@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import op_builder
-from op_builder import Binding
+from op_builder import Binding, env
 from op_builder.builder.inline import GivenBuilder, load_inline
-from op_builder.errors import AccelError, CompileError
+from op_builder.errors import AccelError, CompileError, IncompatibleOpError
+from tests.support.compilers import needs_gxx, program
 from tests.support.foreign_package import ROOT, run_python
 from tests.support.small_ops import MODULE
 
@@ -66,6 +67,8 @@ def test_a_stable_library_with_a_namespace_of_its_own() -> None:
         ({"name": "class"}, "'class' is not a valid name"),
         ({"functions": [1]}, r"functions is \[1\], which is not a list of strings"),
         ({"cpp_sources": ""}, "no text"),
+        ({"cpp_sources": "#include <cmath>\nint f() { return 1; }"}, "binds no function"),
+        ({"cpp_sources": "", "cuda_sources": "__global__ void f() {}"}, "binds no function"),
         ({"cpp_sources": None}, "cpp_sources is None"),
         ({"extra_cflags": "-O2"}, "extra_cflags is '-O2', which is not a list"),
         ({"extra_ldflags": [b"-lm"]}, r"extra_ldflags is \[b'-lm'\]"),
@@ -74,6 +77,17 @@ def test_a_stable_library_with_a_namespace_of_its_own() -> None:
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(AccelError, match=message):
         load_inline(**{"name": "good", "cpp_sources": "int x;", **arguments})  # type: ignore[arg-type]
+
+
+@needs_gxx
+def test_without_a_compiler_for_torchs_headers_nothing_is_built_and_the_remedy_works(tmp_path: Path) -> None:
+    zig = program(tmp_path / "zig", f'case "$*" in *probe.cpp*) exit 1;; *) exec {shutil.which("g++")} "$@";; esac')
+    for variables in ({"PATH": str(tmp_path / "empty"), "CXX": None}, {"CXX": str(zig)}):
+        with env.scope(**variables), pytest.raises(IncompatibleOpError, match="compiler") as caught:
+            load_inline("twice", "torch::Tensor twice(torch::Tensor x) { return x * 2; }", functions="twice")
+        assert "cannot compile a small program" not in str(caught.value)
+        assert "apt-get install g++" in caught.value.remedy
+        assert "ziglang" not in caught.value.remedy
 
 
 @pytest.mark.parametrize(

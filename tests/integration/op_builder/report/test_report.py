@@ -43,10 +43,13 @@ def test_json_has_the_documented_shape() -> None:
     assert data["environment"]["torch"]["version"] == torch_install().version
 
 
-def test_the_tables_fit_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with env.scope(ACCEL_ACCELERATOR="cpu", COLUMNS="80"):
+def test_the_tables_fit_a_narrow_terminal_and_show_no_healthy_state_in_red(capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(ACCEL_ACCELERATOR="cpu", COLUMNS="80", FORCE_COLOR="1", TERM="xterm"):
         assert main([]) == 0
-    shown = capsys.readouterr().out
+    coloured = capsys.readouterr().out
+    assert "\x1b[32m" in coloured  # green
+    assert "\x1b[31m" not in coloured  # red
+    shown = re.sub(r"\x1b\[[\d;]*m", "", coloured)
     for word in ("cpu_adam", "installed", "compatible", "C++ compiler", "CUDA toolkit", "/dev/shm", "cache", "CPU"):
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -62,7 +62,8 @@ def test_list_shows_op_size_and_use_with_options_before_or_after_it(
         entries = json.loads(capsys.readouterr().out)["entries"]
         assert [entry["op"] for entry in entries] == ["small", "small", "other"]
         assert all(entry["size_bytes"] > SIZE and not entry["in_use"] for entry in entries)
-    assert re.search(r"d ago(.|\n)*3 entries", output(capsys, filled, "list"))
+    publish(filled, bytes(SIZE), op="an_op_with_a_long_name")
+    assert re.search(r"an_op_with_a_long_name  \w{12} (.|\n)*d ago(.|\n)*4 entries", output(capsys, filled, "list"))
 
 
 def test_info_shows_the_key(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:

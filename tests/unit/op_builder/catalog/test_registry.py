@@ -114,6 +114,8 @@ def test_importing_an_unknown_name_suggests_a_near_one() -> None:
         op_builder.CPUAdamsBuilder  # noqa: B018
     with pytest.raises(ImportError, match=r"(?s)Unknown op builder 'CPUAdamsBuilder'.*Did you mean CPUAdamBuilder"):
         exec("from op_builder import CPUAdamsBuilder")
+    with pytest.raises(ImportError, match="CPUAdam"):
+        exec("from op_builder import CPUAdam")
     with pytest.raises(AttributeError, match="no attribute 'Adam'"):
         op_builder.Adam  # noqa: B018
 

@@ -1,7 +1,9 @@
-"""Verdicts on native extensions: tables of facts and answers."""
+"""What native extensions need: tables of facts and answers."""
 
 from __future__ import annotations
 
+import io
+import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,9 +11,9 @@ from pathlib import Path
 import pytest
 from packaging.tags import parse_tag
 
-from op_builder.report.extension_file import ExtensionFile, UnreadableFileError, judge_tags, read_file
+from op_builder.report.extension_file import ExtensionFile, UnreadableFileError, read_file, tag_requirement
 from op_builder.report.known_symbols import LIBRARIES, KnownSymbols, known_symbols
-from op_builder.report.verdicts import Binary, Machine, Verdict, judge
+from op_builder.report.requirements import Binary, Machine, Requirement, requirements_of
 from op_builder.system.elf import Elf
 
 TORCH = ("2.10.0", "2.11.0", "2.12.1")
@@ -43,6 +45,7 @@ def machine(python: str = "3.11", lacks: Iterable[str] = (), torch: str = "2.11.
     return Machine(
         torch=torch,
         torch_libraries=FILES if torch else frozenset(),
+        torch_needs=lambda: frozenset({"libgomp.so.1"}),
         python=python,
         glibc=(2, 31),
         cxx=frozenset({"GLIBCXX_3.4.21", "GLIBCXX_3.4.28"}),
@@ -67,8 +70,8 @@ def binary(
     return Binary(name, elf, python=python)
 
 
-def verdict(axis: str, of: Binary, on: Machine | None = None) -> Verdict:
-    return {found.axis: found for found in judge(of, KNOWN, on or machine())}[axis]
+def requirement(axis: str, of: Binary, on: Machine | None = None) -> Requirement:
+    return {found.axis: found for found in requirements_of(of, KNOWN, on or machine())}[axis]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def verdict(axis: str, of: Binary, on: Machine | None = None) -> Verdict:
     ],
 )  # fmt: skip
 def test_torch(of: Binary, answer: str, reason: str) -> None:
-    found = verdict("torch", of)
+    found = requirement("torch", of)
     assert found.answer.startswith(answer)
     assert found.reason.startswith(reason)
 
@@ -121,10 +124,15 @@ NOT_FREE = ALL - {"3.13t"}
     ],
 )  # fmt: skip
 def test_python(of: Binary, answer: str, reason: str, here: set[str]) -> None:
-    found = verdict("Python", of)
+    found = requirement("Python", of)
     assert found.answer.startswith(answer)
     assert found.reason.startswith(reason)
-    assert {python for python in ALL if not verdict("Python", of, machine(python)).problem} == here
+    assert {python for python in ALL if not requirement("Python", of, machine(python)).problem} == here
+
+
+def feature(version: str, stack: bool = False) -> Binary:
+    of = binary()
+    return of._replace(elf=of.elf._replace(versions=frozenset({version}), has_executable_stack=stack))
 
 
 NEAR = frozenset({"libnear.so"})
@@ -137,12 +145,14 @@ OPENED_BY_PACKAGE = binary(needed=("libnear.so",))._replace(siblings=NEAR, prelo
         ("glibc", binary("f@GLIBC_2.4", "g@GLIBC_2.29"), "2.29 and newer", "g@GLIBC_2.29", ""),
         ("glibc", binary("f@GLIBC_2.34"), "2.34 and newer", "f@GLIBC_2.34", "the C library is 2.31"),
         ("glibc", binary(), "any", "it needs no version", ""),
+        ("glibc", feature("GLIBC_ABI_DT_RELR"), "2.36 and newer", "GLIBC_ABI_DT_RELR", "the C library is 2.31"),
+        ("glibc", feature("GLIBC_2.14", stack=True), "2.14 to 2.40", "GLIBC_2.14; newer ones refuse an exec", ""),
         ("glibc", binary(needed=("libc.musl-x86_64.so.1",)), "none: musl", "libc.musl", "the C library is glibc"),
         ("libstdc++", binary("_ZSta@GLIBCXX_3.4.21"), "as on systems with glibc 2.24 and newer", "_ZSta@GLIBCXX", ""),
         ("libstdc++", binary("_ZSta@GLIBCXX_3.4.29"), "as on systems with", "_ZSta", "libstdc++ has no GLIBCXX_3.4.29"),
         ("libstdc++", binary("_ZNSt3newEv"), "any", "where it lacks _ZNSt3newEv, torch 2.12 and newer", ""),
         ("libraries", binary(needed=("libav.so.1",)), "libav.so.1", "it names them", "libav.so.1: not found"),
-        ("libraries", binary(needed=("libhere.so",)), "libhere.so", "it names them", ""),
+        ("libraries", binary(needed=("libhere.so", "libgomp.so.1")), "libhere.so, libgomp.so.1", "it names them", ""),
         ("libraries", binary(needed=(CUDA_12,)), CUDA_12, f"{CUDA_12} is in CUDA builds of", f"{CUDA_12}: not found"),
         ("libraries", OPENED_BY_PACKAGE, "those of its wheel", "its package must open libnear.so, which", ""),
         ("CPU", binary(), "x86_64", "the file is marked with no", ""),
@@ -154,7 +164,7 @@ OPENED_BY_PACKAGE = binary(needed=("libnear.so",))._replace(siblings=NEAR, prelo
     ],
 )  # fmt: skip
 def test_the_system(axis: str, of: Binary, answer: str, reason: str, problem: str) -> None:
-    found = verdict(axis, of)
+    found = requirement(axis, of)
     assert found.answer.startswith(answer)
     assert found.reason.startswith(reason)
     assert found.problem == problem
@@ -171,7 +181,7 @@ def test_the_system(axis: str, of: Binary, answer: str, reason: str, problem: st
     ],
 )  # fmt: skip
 def test_the_installed_libraries_decide_about_this_machine(axis: str, of: Binary, on: Machine, problem: str) -> None:
-    assert verdict(axis, of, on).problem == problem
+    assert requirement(axis, of, on).problem == problem
 
 
 @pytest.mark.parametrize(
@@ -189,21 +199,32 @@ def test_the_installed_libraries_decide_about_this_machine(axis: str, of: Binary
 )  # fmt: skip
 def test_a_tag_that_does_not_fit_the_libraries_is_an_error(tag: str, of: Binary, reason: str) -> None:
     tags = parse_tag(tag)
-    found = judge_tags(ExtensionFile(Path(f"x-1-{tag}.whl"), (of,), tags), tags)
+    found = tag_requirement(ExtensionFile(Path(f"x-1-{tag}.whl"), (of,), tags), tags)
     assert found is not None
     assert found.reason.startswith(reason)
     assert bool(found.problem) == (reason != "fits its libraries")
 
 
+def archive(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in members.items():
+            made.writestr(name, content)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.so", b"", "x.so is empty."),
-        ("x.so", b"just text", "x.so is not an ELF file"),
-        ("x.pyd", b"MZ\x90", "x.pyd is a Windows program"),
-        ("x.dylib", b"\xcf\xfa\xed\xfe", "x.dylib is a macOS library"),
-        ("x.so", b"\x7fELF\x02\x01\x01" + bytes(9), "x.so is a damaged ELF file"),
+        ("x.so", b"", "x.so is damaged: it is empty"),
+        ("x.so", b"just text", "it is not an ELF file"),
+        ("x.pyd", b"MZ\x90", "it is a Windows program"),
+        ("x.dylib", b"\xcf\xfa\xed\xfe", "it is a macOS library"),
+        ("x.so", b"\x7fELF\x02\x01\x01" + bytes(9), "x.so is damaged"),
         ("x-1-py3-none-any.whl", b"PK", "is a damaged wheel"),
+        ("x-1-py3-none-any.whl", archive({"/lib/x.so": b""}), "outside of the directory"),
+        ("x-1-py3-none-any.whl", archive({"x/../../x.so": b""}), "outside of the directory"),
+        ("x-1-py3-none-any.whl", archive({"x.so": bytes(100 << 20)}), "bytes expand to 104857600"),
         ("x.zip", b"PK\x05\x06" + bytes(18), "is a zip archive, but its name is not a wheel's"),
         ("", b"", "is not a file"),
         ("missing.so", None, "cannot be read: No such file or directory"),

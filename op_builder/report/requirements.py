@@ -1,4 +1,4 @@
-"""Where a native extension can load: pure functions of its file, of the lists of symbols and of a machine."""
+"""What a native extension needs to load: pure functions of its file, of the lists of symbols and of a machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from op_builder.load.resolve import numbers
 from op_builder.plan import ENTRY_POINT
 from op_builder.prebuild.tags import glibc_of_cxx
 from op_builder.report.known_symbols import LIBRARIES, KnownSymbols
-from op_builder.system.elf import Elf
+from op_builder.system.elf import Elf, newest_versions
 
-_SYSTEM = re.compile(r"(ld-linux[-\w]*|libc|libm|libdl|libpthread|librt|libutil|libgcc_s|libstdc\+\+)\.so\.\d+$")
+SYSTEM_LIBRARY = re.compile(r"(ld-linux[-\w]*|libc|libm|libdl|libpthread|librt|libutil|libgcc_s|libstdc\+\+)\.so\.\d+$")
 _TORCH_LIBRARY = re.compile(r"lib(?:c10|torch|shm|caffe2)(?:_(cuda|hip|xpu)|_\w+)?\.so$")
 _TORCH = re.compile(r"_Z(?:T[A-Z]|GV|GR)?N[KVRO]*(?:2at|3c10|5torch|6caffe2)|_Z\d+THP|THP|(?:aoti_)?torch_\w+$")
 _STANDARD_CXX = re.compile(r"_Z(?:T[A-Z]|GV)?(?:N[KVRO]*)?S[tabsiod]")  # libstdc++'s; torch exports copies of some
@@ -27,6 +27,7 @@ _LOADED_WITH = {
     "libtorch_cuda.so": (*LIBRARIES[:2], *LIBRARIES[3:]),
 }
 _FREE_THREADED = ("_Py_MergeZeroLocalRefcount", "_Py_DecRefShared")  # inlined by headers of free-threaded builds alone
+_NO_EXECUTABLE_STACK = (2, 41)  # the first glibc that does not open a library with one
 NAME_TAG = re.compile(r"\.(?:cpython-(\d)(\d+)(t?)\b[^.]*|(abi3))\.so$")
 
 
@@ -55,8 +56,8 @@ class Machine(NamedTuple):
     """A place to load in: this machine, or one with another torch.
 
     Attributes:
-        torch: its version; empty if it is not installed. ``torch_libraries``: names of its libraries and of those
-            that they need, which are open once torch is imported.
+        torch: its version; empty if it is not installed. ``torch_libraries``: names of its libraries.
+        torch_needs: names of the libraries that those need, which are open once torch is imported.
         python: ``3.11``, ``3.13t``. ``glibc``: numbers; empty on other systems.
         cxx: versions that libstdc++ has: ``GLIBCXX_3.4.30``; empty if unknown.
         machine: architecture. ``level``: of x86-64, 1 to 4. ``cpu``: digest of the CPU's model and features.
@@ -66,6 +67,7 @@ class Machine(NamedTuple):
 
     torch: str
     torch_libraries: frozenset[str]
+    torch_needs: Callable[[], frozenset[str]]
     python: str
     glibc: tuple[int, ...]
     cxx: frozenset[str]
@@ -76,11 +78,11 @@ class Machine(NamedTuple):
     has_library: Callable[[str, Sequence[str]], bool]
 
 
-class Verdict(NamedTuple):
-    """One of the answers.
+class Requirement(NamedTuple):
+    """What a library needs in one respect.
 
     Attributes:
-        axis: ``torch``, ``Python``, ``glibc``, ``libstdc++``, ``libraries``, ``CPU``, or ``tag`` of a wheel.
+        axis: ``file``, ``torch``, ``Python``, ``glibc``, ``libstdc++``, ``libraries``, ``CPU``, or ``tag`` of a wheel.
         answer: where it loads. ``reason``: the symbol or other fact that decides.
         problem: why it does not load on the machine; empty if this does not prevent it.
     """
@@ -91,8 +93,10 @@ class Verdict(NamedTuple):
     problem: str = ""
 
 
-def judge(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Verdict]:
-    """All verdicts on one library."""
+def requirements_of(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Requirement]:
+    """All requirements of one library."""
+    if binary.elf.fault:
+        return [Requirement("file", "none", binary.elf.fault, binary.elf.fault)]
     names = {name for name in binary.elf.undefined if "@" not in name} - binary.given
     standard = {name for name in names if _STANDARD_CXX.match(name)}
     python = {name for name in names if _PYTHON.match(name)}
@@ -106,13 +110,13 @@ def judge(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Verdict
         _libraries(binary, names - torch - python - standard, known, machine),
         _cpu(binary, machine),
     )
-    return [verdict for verdict in found if verdict is not None]
+    return [requirement for requirement in found if requirement is not None]
 
 
-def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict:
+def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Requirement:
     libraries = {name: match[1] for name in binary.elf.needed if (match := _TORCH_LIBRARY.match(name))}
     if not libraries and not names:
-        return Verdict("torch", "any, or none", "it uses no symbol and no library of torch")
+        return Requirement("torch", "any, or none", "it uses no symbol and no library of torch")
     device = {kind: name for name, kind in libraries.items() if kind}
     if not device and (cuda := sorted(filter(known.needs_cuda, names))):
         device["cuda"] = cuda[0]
@@ -137,21 +141,21 @@ def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machin
         problem = f"torch {machine.torch} lacks {_some(missing)}"
     else:
         problem = reason if unnamed else ""
-    return Verdict("torch", answer, reason, problem)
+    return Requirement("torch", answer, reason, problem)
 
 
 def _unnamed(names: set[str], needed: Sequence[str], known: KnownSymbols) -> set[str]:
     """Symbols of torch's libraries that ``needed`` neither holds nor loads; ``import torch`` opens them locally."""
-    if not all(_SYSTEM.match(name) or _TORCH_LIBRARY.match(name) for name in needed):
+    if not all(SYSTEM_LIBRARY.match(name) or _TORCH_LIBRARY.match(name) for name in needed):
         return set()  # the others may load them
     reached = {name for library in needed for name in _LOADED_WITH.get(library, (library,))}
     return {name for name in names if known.libraries(name) and known.libraries(name).isdisjoint(reached)}
 
 
-def _python(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict:
+def _python(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Requirement:
     is_module = any(name.startswith("PyInit_") for name in binary.elf.defined)
     if not names and not is_module:
-        return Verdict("Python", "any", "it uses no symbol of Python")
+        return Requirement("Python", "any", "it uses no symbol of Python")
     tag = NAME_TAG.search(binary.name) if is_module else None
     wheel = binary.python if is_module else ""
     linked = [found[1] for name in binary.elf.needed if (found := re.match(r"libpython(\d\.\d+t?)\.so", name))]
@@ -177,21 +181,25 @@ def _python(binary: Binary, names: set[str], known: KnownSymbols, machine: Machi
         problem = f"this Python is {machine.python}"
     elif (tag or wheel.endswith("+")) and not bound and machine.python.endswith("t"):
         problem = "this Python is free-threaded"
-    return Verdict("Python", f"{bound} only" if bound else answer, reason, problem)
+    return Requirement("Python", f"{bound} only" if bound else answer, reason, problem)
 
 
-def _glibc(elf: Elf, machine: Machine) -> Verdict:
+def _glibc(elf: Elf, machine: Machine) -> Requirement:
     if musl := [name for name in elf.needed if name.startswith("libc.musl")]:
-        return Verdict("glibc", "none: musl", musl[0], "the C library is glibc" if machine.glibc else "")
+        return Requirement("glibc", "none: musl", musl[0], "the C library is glibc" if machine.glibc else "")
     version, reason = _newest(elf, "GLIBC")
-    if not version:
-        return Verdict("glibc", "any", "it needs no version of a symbol of glibc")
     here = ".".join(map(str, machine.glibc)) or "not glibc"
     problem = f"the C library is {here}" if machine.glibc < numbers(version) else ""
-    return Verdict("glibc", f"{version} and newer", reason, problem)
+    answer = f"{version} and newer" if version else "any"
+    reason = reason or "it needs no version of a symbol of glibc"
+    if elf.has_executable_stack:
+        answer = f"{version} to 2.40" if version else "up to 2.40"
+        reason += "; newer ones refuse an executable stack: link it with -Wl,-z,noexecstack"
+        problem = problem or (f"the C library is {here}" if machine.glibc >= _NO_EXECUTABLE_STACK else "")
+    return Requirement("glibc", answer, reason, problem)
 
 
-def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict | None:
+def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine) -> Requirement | None:
     needs = {family: _newest(elf, family) for family in ("GLIBCXX", "CXXABI")}
     reasons = [reason for _, reason in needs.values() if reason][:1]
     absent = [
@@ -210,7 +218,7 @@ def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine)
     answer = f"as on systems with glibc {systems} and newer" if systems else "any"
     if missing := machine.missing(names):
         absent.append(_some(missing))
-    return Verdict("libstdc++", answer, "; ".join(reasons), f"libstdc++ has no {absent[0]}" if absent else "")
+    return Requirement("libstdc++", answer, "; ".join(reasons), f"libstdc++ has no {absent[0]}" if absent else "")
 
 
 def needed_glibc(elf: Elf) -> tuple[tuple[int, ...], str]:
@@ -219,34 +227,36 @@ def needed_glibc(elf: Elf) -> tuple[tuple[int, ...], str]:
     return max((numbers(glibc[0]), glibc[1]), (glibc_of_cxx(glibcxx[0], cxxabi[0]), glibcxx[1] or cxxabi[1]))
 
 
-def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Verdict | None:
+def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Machine) -> Requirement | None:
     foreign = [
         name
         for name in binary.elf.needed
-        if not (_SYSTEM.match(name) or _TORCH_LIBRARY.match(name) or name in binary.siblings)
+        if not (SYSTEM_LIBRARY.match(name) or _TORCH_LIBRARY.match(name) or name in binary.siblings)
         and not name.startswith("libc.musl")
     ]
     unknown = [] if foreign else machine.missing(names)
     if unknown:
         reason = f"no library that it names defines {_some(unknown)}"
-        return Verdict("libraries", "none", reason, reason)
+        return Requirement("libraries", "none", reason, reason)
     opened = ", ".join(sorted(binary.preloaded))
     if not foreign and not opened:
         return None
     absent = [
         name
         for name in foreign
-        if name not in machine.torch_libraries and not machine.has_library(name, binary.elf.search)
+        if not machine.has_library(name, binary.elf.search)
+        and name not in machine.torch_libraries
+        and name not in machine.torch_needs()
     ]
     cuda = {name: [release for release, has in known.cuda_libraries.items() if name in has] for name in foreign}
     notes = [f"{name} is in CUDA builds of torch {_span(has, known.torch)}" for name, has in cuda.items() if has]
     notes += [f"its package must open {opened}, which its search path (RUNPATH) does not reach"] if opened else []
     problem = f"{', '.join(absent)}: not found" if absent else ""
     answer = ", ".join(foreign) or "those of its wheel"
-    return Verdict("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", problem)
+    return Requirement("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", problem)
 
 
-def _cpu(binary: Binary, machine: Machine) -> Verdict:
+def _cpu(binary: Binary, machine: Machine) -> Requirement:
     elf = binary.elf
     level = int(elf.isa[-1]) if elf.isa[-2:-1] == "v" else 1
     answer = elf.isa or elf.machine
@@ -259,7 +269,7 @@ def _cpu(binary: Binary, machine: Machine) -> Verdict:
         reason = "accel-ops built it for every CPU of the architecture"
     if elf.machine != machine.machine:
         problem = f"this machine is {machine.machine}"
-    return Verdict("CPU", answer, reason, problem)
+    return Requirement("CPU", answer, reason, problem)
 
 
 def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -> tuple[str, str]:
@@ -294,13 +304,13 @@ def _span(fitting: Sequence[str], releases: Sequence[str]) -> str:
 
 
 def _newest(elf: Elf, family: str) -> tuple[str, str]:
-    found = [match[1] for version in elf.versions if (match := re.match(rf"{family}_(\d[\d.]*)$", version))]
-    if not found:
+    """The newest version of a family, and a symbol that needs it."""
+    version = newest_versions(elf.versions).get(family, "")
+    if not version:
         return "", ""
-    newest = max(found, key=numbers)
-    return newest, min(
-        (n for n in elf.undefined | elf.optional if n.endswith(f"@{family}_{newest}")), default=f"{family}_{newest}"
-    )
+    deciding = [name for name in elf.versions if newest_versions([name]).get(family) == version]
+    symbols = (name for name in elf.undefined | elf.optional if name.partition("@")[2] in deciding)
+    return version, min(symbols, default=min(deciding))
 
 
 def _some(names: Iterable[str]) -> str:
