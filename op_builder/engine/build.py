@@ -226,7 +226,11 @@ class _Build:
             )
         key = plan_key(self.plan, self.toolset, self.cache.memo)
         linked = staging / LINKED_LIST
-        return key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
+        built = key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
+        if built.unlisted:
+            inputs = ", ".join(built.unlisted)
+            logger.warning("Each process builds '%s' again: no tool lists the inputs of %s.", self.plan.op, inputs)
+        return built
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""
