@@ -151,6 +151,7 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
     # Torch's headers that an op on the Stable ABI has read; for others they are a part of the key.
     torch = Roots({"torch": str(torch_install().include_dir)})
     other = [header for header in manifest.headers if header.root == "torch" and not header.is_unchanged(torch)]
+    lines += [f"no tool lists the inputs of {what}" for what in manifest.key.unlisted]
     return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 
 

@@ -35,7 +35,10 @@ def _differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[s
             lines.append(f"{name}: {_list_changes(json.loads(before or '[]'), json.loads(now or '[]'))}")
         else:
             lines.append(f"{name}: {before or 'none'} -> {now or 'none'}")
-    lines += [_header_line(header, roots) for header in entry.manifest.headers if not header.is_unchanged(roots)]
+    unlisted = entry.manifest.key.unlisted
+    lines += [f"no tool lists the inputs of {what}" for what in unlisted]
+    changed = [header for header in entry.manifest.headers if not header.is_unchanged(roots)]
+    lines += [_header_line(header, roots) for header in changed if header.path not in unlisted]
     lines += [f"{_name(place, roots)} is new" for place in entry.manifest.absent if _exists(place, roots)]
     if not system.is_unchanged(memo):
         lines.append(f"one of {len(system.paths)} system headers changed")

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from op_builder.cache.key import Header, Roots, SystemHeaders
-from op_builder.errors import ToolchainError
+from op_builder.cache.key import Header, Roots, SystemHeaders, unlisted
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
+from op_builder.toolchains.flags import indirect_flags
 
 
 class HeaderGoneError(Exception):
@@ -27,21 +27,24 @@ def read_headers(
     stamped: Iterable[str],
     system_dirs: Callable[[], list[str]],
     *,
+    flags: Iterable[str] = (),
     assembled: Iterable[Path] | None = None,
     linked: Path | None = None,
 ) -> tuple[tuple[Header, ...], tuple[str, ...], SystemHeaders]:
     """The op's headers that a build read, the paths where it found no file, and the system's headers.
 
+    Inputs that no tool lists are among the headers, by :func:`~op_builder.cache.key.unlisted`.
+
     Args:
         depfiles: of the compilers, in the build's directory.
         stamped: directories whose files are not listed: they count through an identity in the plan key.
         system_dirs: finds the directories that the compiler searches after the op's own.
+        flags: of the compilers and the linker.
         assembled: depfiles of the assembler, None where it writes none.
         linked: the linker's depfile; some linkers write none.
 
     Raises:
         HeaderGoneError: a file was removed since.
-        ToolchainError: a source includes a file that no tool lists.
     """
     roots = Roots.of(plan)
     depfiles = list(depfiles)
@@ -49,9 +52,11 @@ def read_headers(
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     listed = {_without_dots(os.path.join(path.parent, name)) for path in depfiles for name in _listed(path)}
     texts = dict(_own_texts(plan, {*sources, *listed}, roots))
-    if assembled is None:
-        _refuse_hidden_files(texts)
-    else:
+    unclear = indirect_flags(flags)
+    for name, text in texts.items():
+        match = _HIDDEN.search(text) or (_ASSEMBLED.search(text) if assembled is None else None)
+        unclear += [f"{match[0].decode().strip()} in {os.path.basename(name)}"] if match is not None else []
+    if assembled is not None:
         # It also lists the names in #line directives, which need not exist.
         found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
         listed |= set(filter(os.path.isfile, found))
@@ -60,7 +65,7 @@ def read_headers(
     if linked is not None and linked.exists():
         found = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_linked_in(name)}
         places |= {name: roots.below_root(name) for name in found}
-    headers: dict[tuple[str, str], Header] = {}
+    headers = {("", what): unlisted(what) for what in unclear}
     system = []
     for name, (root, path) in sorted(places.items()):
         resolved = os.path.realpath(name)
@@ -89,12 +94,15 @@ def _without_dots(name: str) -> str:
 
 # A directive or operator that looks for a file, and the name in quotes or in angle brackets.
 _LOOKUP = re.compile(
-    rb"(?:^[ \t]*#[ \t]*(include|import|embed)|\b(__has_include|__has_embed)[ \t]*\()"
+    rb"(?:^[ \t]*#[ \t]*(include|import)|\b(__has_include)[ \t]*\()"
     rb'[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
     re.MULTILINE,
 )
-# A directive of the assembler that includes a file.
-_ASSEMBLER_INCLUDE = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
+# What reads a file that no depfile lists: a C++ text, and where the assembler writes no depfile, its directives.
+_HIDDEN = re.compile(
+    rb"^[ \t]*#[ \t]*embed\b|\b__has_embed\b|(?<!define )\b__has_include[ \t]*\([ \t]*\w+", re.MULTILINE
+)
+_ASSEMBLED = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
 
 
 def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[tuple[str, bytes]]:
@@ -107,19 +115,8 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
             yield name, Path(name).read_bytes()
 
 
-def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
-    for name, text in texts.items():
-        directive = _ASSEMBLER_INCLUDE.search(text)
-        if directive is not None:
-            raise ToolchainError(
-                f"{name} includes a file by {directive[0].decode()}, and this compiler does not list it, so a "
-                "change of the file would not be noticed.",
-                "Compile C++ sources with GCC and without -flto, or make the file a header.",
-            )
-
-
 def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], list[str]]) -> tuple[set[str], list[str]]:
-    """Files that the op's files look up and no depfile lists (``__has_include``, ``#embed``), and paths without a file.
+    """Files that the op's files look up by ``__has_include``, and the paths where no file was found.
 
     A file created there later would be found instead, also one next to a file with ``#include "..."``.
     """
@@ -130,7 +127,7 @@ def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], li
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
             own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
-            if directive in (b"include", b"import"):
+            if directive:
                 directories = own
             else:
                 after = system_dirs() if after is None else after
@@ -138,7 +135,7 @@ def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], li
             for directory in directories:
                 place = os.path.normpath(os.path.join(directory, name))
                 if os.path.isfile(place):
-                    if operator or directive == b"embed":
+                    if operator:
                         found.add(place)
                     break
                 empty.append(place)

@@ -61,6 +61,8 @@ class Header(NamedTuple):
 
     def is_unchanged(self, roots: "Roots") -> bool:
         """Whether the file exists with the same content."""
+        if self.root == _UNLISTED:
+            return self.sha256 == _THIS_PROCESS
         path = roots.locate(self.root, self.path)
         status = file_status(path)
         if status is None:
@@ -69,6 +71,15 @@ class Header(NamedTuple):
             return status == self.status or file_sha256(path) == self.sha256
         except OSError:
             return False
+
+
+_UNLISTED = "unlisted"
+_THIS_PROCESS = os.urandom(16).hex()
+
+
+def unlisted(what: str) -> Header:
+    """In place of inputs that no tool lists: it is unchanged only in this process, so no later one uses the build."""
+    return Header(_UNLISTED, what, _THIS_PROCESS, ())
 
 
 class SystemHeaders(NamedTuple):
@@ -260,6 +271,11 @@ class BuildKey(NamedTuple):
         system = [self.system.sha256, self.system.paths]
         return _digest({"plan": self.plan.digest, "system": system, "absent": self.absent, **read})
 
+    @property
+    def unlisted(self) -> list[str]:
+        """The inputs that no tool lists."""
+        return [header.path for header in self.headers if header.root == _UNLISTED]
+
     def headers_unchanged(self, roots: Roots, memo: Memo, *, any_system: bool = False) -> bool:
         """Whether the compilers would read the same headers again.
 
@@ -344,7 +360,7 @@ def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     """Whether a source or a header was written, or a link to one was switched, at ``started_ns`` or later."""
     roots = Roots.of(plan)
     names = [str(source.path) for source in plan.sources if source.text is None]
-    names += [roots.locate(header.root, header.path) for header in key.headers]
+    names += [roots.locate(header.root, header.path) for header in key.headers if header.root != _UNLISTED]
     names += key.system.paths
     statuses = (status for name in names for status in (file_status(name), file_status(name, of_link=True)))
     return any(last_touched_ns(status) >= started_ns for status in statuses)

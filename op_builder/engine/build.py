@@ -231,7 +231,11 @@ class _Build:
                 "Use a compiler that supports -MD and -MF.",
             )
         linked = staging / LINKED_LIST
-        return key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
+        built = key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
+        if built.unlisted:
+            inputs = ", ".join(built.unlisted)
+            logger.warning("Each process builds '%s' again: no tool lists the inputs of %s.", self.plan.op, inputs)
+        return built
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""

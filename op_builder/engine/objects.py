@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from op_builder import env
 from op_builder.cache import layout
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
 from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, saved_since
@@ -35,6 +36,7 @@ from op_builder.errors import AccelError
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import Rejection
+from op_builder.toolchains.flags import expand_response_files
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
@@ -139,11 +141,15 @@ def key_of_steps(
     """
     assembled = [staging / step.assembled for step in steps]
     is_listed = lists_assembled(plan, toolset) and all(path.exists() for path in assembled)
+    variables = env.read_by_compilers(cuda=toolset.cuda is not None).values()
+    words = expand_response_files(word for value in variables for word in value.split())
+    flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *toolset.cxx.flags, *words]
     read = read_headers(
         plan,
         [staging / step.depfile for step in steps],
         stamped_directories(plan, toolset),
         lambda: system_directories(plan, toolset),
+        flags=[*flags, *(flag for step in steps for flag in step.source.flags)],
         assembled=assembled if is_listed else None,
         linked=linked,
     )

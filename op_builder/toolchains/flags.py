@@ -17,7 +17,7 @@ _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 # Their value is always a word of its own.
 _TWO_WORDS = ("-Xclang", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
 _NVCC_FILES = ("-optf", "--options-file")
-_MOST_WORDS = 100_000
+_INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
 _STANDARDS = ("-std=c", "-std=gnu", "--std=c", "--std=gnu")
 _DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
@@ -86,59 +86,62 @@ def check_words(words: Iterable[str]) -> None:
 def expand_response_files(flags: Iterable[str]) -> list[str]:
     """``flags`` with each response file (``@file``, nvcc's ``--options-file file``) replaced by its words.
 
+    A response file that another one names stays, and :func:`indirect_flags` returns it.
+
     Raises:
-        AccelError: a response file is named by a relative path, or includes itself.
+        AccelError: a response file is named by a relative path.
     """
-    flags = list(flags)
-    if not any(flag.startswith(("@", *_NVCC_FILES)) for flag in flags):
-        return flags
-    waiting, found, count = flags[::-1], [], 0
-    while waiting:
-        word = waiting.pop()
+    found: list[str] = []
+    words = iter(flags)
+    for word in words:
         flag, _, names = word.partition("=")
         if word.startswith("@"):
             paths = [word[1:]]
         elif flag in _NVCC_FILES:
-            paths = (names or (waiting.pop() if waiting else "")).split(",")
+            paths = (names or next(words, "")).split(",")
         else:
             found.append(word)
             continue
-        for path in reversed(paths):
+        for path in paths:
             if not os.path.isabs(path):
                 raise AccelError(
                     f"The flag {word!r} names the response file {path!r} by a relative path, but compilers run in a "
                     "directory of their own.",
                     "Name it by its absolute path.",
                 )
-            if not os.path.isfile(path):
-                found.append(word)  # the compiler reports it
-                continue
-            words = _words_in(path)
-            count += len(words) + 1
-            if count > _MOST_WORDS:
-                raise AccelError(f"The response file {path} includes itself.", "Remove the inclusion.")
-            waiting += reversed(words)
+            is_missing = not os.path.isfile(path)  # the compiler reports it
+            found += [word if word.startswith("@") else f"{flag}={path}"] if is_missing else _words_in(path)
     return found
 
 
 def named_files(flags: Iterable[str]) -> list[str]:
-    """The existing files that flags name by absolute paths, also in a nested response file.
+    """The existing files that flags name by absolute paths, which no depfile lists: plugins, specs, profiles.
 
-    No depfile lists them: plugins, specs, profiles, ``-Wl,@file``. Values of ``-D`` and directories do not count.
+    Values of ``-D`` and directories do not count.
     """
-    found: dict[str, None] = {}
+    pieces = (piece for word in _without_defines(flags) for piece in re.split("[,=]", word) if "/" in piece)
+    paths = (piece[piece.find("/") :] for piece in pieces)
+    return list(filter(os.path.isfile, dict.fromkeys(paths)))
+
+
+def indirect_flags(flags: Iterable[str]) -> list[str]:
+    """The flags of a compiler or linker that name a file or directory in which it finds the names of other inputs.
+
+    No tool lists these: nested response files, specs, configuration files, directories of profiles, C++ modules.
+    """
+    return [
+        word
+        for word in _without_defines(flags)
+        if word.startswith(_INDIRECT)
+        or re.search("(?:^|[,=])@/", word)
+        or ("-use=" in word and os.path.isdir(word.partition("=")[2]))
+    ]
+
+
+def _without_defines(flags: Iterable[str]) -> list[str]:
+    """The words of flags that are no macros and no include directories."""
     skipped = (*DIRECTORY_FLAGS, "-D", "-U")
-    words = [word for flag, _, words in grouped_flags(flags) if flag not in skipped for word in words]
-    for word in words:  # which the loop extends
-        if "/" not in word:
-            continue
-        for piece in re.split("[,=]", word):
-            path = piece[piece.find("/") :] if "/" in piece else ""
-            if path and path not in found and os.path.isfile(path):
-                found[path] = None
-                if piece.startswith("@"):
-                    words += _words_in(path)
-    return list(found)
+    return [word for flag, _, words in grouped_flags(flags) if flag not in skipped for word in words]
 
 
 def linked_files(flags: Iterable[str]) -> list[str]:

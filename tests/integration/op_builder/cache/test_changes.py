@@ -16,7 +16,7 @@ from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
 from op_builder.report.collect import explain
 from op_builder.system.outcomes import CheckOutcome
-from tests.support.builds import compile_op
+from tests.support.builds import compile_op, lookup
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, SmallBuilder, replace_content
 
@@ -54,8 +54,7 @@ FILES = {
     "empty/unread.h": "",
     "number": "1",
     "flags.rsp": "-DDEFINED=1",
-    "link.rsp": "--defsym x=1",
-    "gcc.specs": "",
+    "symbols.map": "{};",
 }
 
 
@@ -65,8 +64,8 @@ class ChangedBuilder(SmallBuilder):
     def __init__(self, tree: Path, cache: Cache) -> None:
         super().__init__(tree / "op", cache)
         self.files = ["main.cpp", "part.cpp"]
-        self.flags += [f'-DTREE="{tree}"', f"-I{tree}/empty", f"@{tree}/flags.rsp", f"-specs={tree}/gcc.specs"]
-        self.link = [f"-Wl,@{tree}/link.rsp", f"-L{tree}", "-lchosen", f"{tree}/named.a"]
+        self.flags += [f'-DTREE="{tree}"', f"-I{tree}/empty", f"@{tree}/flags.rsp"]
+        self.link = [f"-Wl,--version-script={tree}/symbols.map", f"-L{tree}", "-lchosen", f"{tree}/named.a"]
 
     def include_paths(self) -> list[str]:
         return [str(self.directory / name) for name in ("first", "include", ODD)]
@@ -141,9 +140,8 @@ FILE_CHANGES = {
     "op/include/looked_for.h": "looked_for.h changed",
     # Inputs that no depfile of a compiler lists.
     "flags.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
-    "link.rsp": "link.rsp:",
+    "symbols.map": "symbols.map:",
     "number": "number changed",
-    "gcc.specs": "gcc.specs:",
     "libchosen.so": "system headers changed",
     "behind.a": "system headers changed",
     "named.a": "named.a:",
@@ -159,7 +157,7 @@ def test_a_changed_or_new_file_is_a_miss_that_names_it(builder: ChangedBuilder, 
         builder.files.append("../another.cpp")
     differences = misses(builder) or []
     assert FILE_CHANGES[name] in differences[0]
-    assert len(differences) == (2 if name == "named.a" else 1), "the linker lists the archive, too"
+    assert len(differences) == 1 + (name in ("named.a", "symbols.map")), "the linker lists it, too"
 
 
 def removed_header(builder: SmallBuilder) -> None:
@@ -258,3 +256,33 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
     assert "V13.9.9" in line(PATH=f"{tmp_path / 'newer'}:{os.environ['PATH']}:{tree}")[0]
     replace_content(tree / "op/include/kernel.h", b"#define KERNEL 2\n")
     assert line() == ["kernel.h changed"]
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("line", "flag", "compiler"),
+    [
+        ('asm(".incbin \\"{tree}/number\\"");', "", "clang++"),
+        ('asm(".include \\"{tree}/number\\"");', "", "clang++"),
+        ('#if 0\n#embed "{tree}/number"\n#endif', "", "g++"),
+        ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "", "g++"),
+        ("", "@{tree}/outer.rsp", "g++"),
+        ("", "-specs={tree}/number", "g++"),
+    ],
+)
+def test_what_no_tool_lists_is_built_again_by_the_next_process(
+    small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, flag: str, compiler: str
+) -> None:
+    (tmp_path / "number").write_text("")
+    (tmp_path / "inner.rsp").write_text("-DINNER")
+    (tmp_path / "outer.rsp").write_text(f"@{tmp_path}/inner.rsp")
+    (small.directory / "small.cpp").write_text(f"{line.format(tree=tmp_path)}\n{ENTRY}")
+    small.flags += [flag.format(tree=tmp_path)]
+    with env.scope(CXX=require_program(compiler)):
+        entry = compile_op(small)
+        assert lookup(small).find_cached() == entry, "this process finds it"
+        assert sum("Each process builds" in record.getMessage() for record in caplog.records) == 1
+        with pytest.MonkeyPatch.context() as later:
+            later.setattr("op_builder.cache.key._THIS_PROCESS", "another")
+            assert "no tool lists" in (misses(small) or [""])[0]
+            assert compile_op(small).directory != entry.directory
