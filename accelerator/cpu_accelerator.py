@@ -70,7 +70,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         return None
 
     def extra_facts(self) -> dict[str, Callable[[], Any]]:
-        from op_builder.system.cpu_isa import cpu_model  # not at the top: only a report needs it
+        from op_builder.system.cpu_isa import cpu_model
 
         return {"hardware": cpu_model}
 

@@ -46,7 +46,7 @@ class CUDA_Accelerator(TorchAccelerator):
     def available_memory(self, device_index: int | None = None) -> int:
         """Free bytes: from NVML if ``pynvml`` is installed, else from the CUDA driver."""
         if torch.version.hip is None:
-            from accelerator import nvml  # not at the top: detection imports this module on every machine
+            from accelerator import nvml
 
             index = self.current_device() if device_index is None else device_index
             visible, order = environment.CUDA_VISIBLE_DEVICES.get(), environment.CUDA_DEVICE_ORDER.get()

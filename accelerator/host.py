@@ -46,7 +46,7 @@ class HostResources:
         """RSS of this process now."""
         if self._process_id != os.getpid():  # a forked child: the peak is the parent's
             self._reset()
-        import psutil  # not at the top: it takes longer to import than the rest of a warm load
+        import psutil
 
         rss = psutil.Process().memory_info().rss
         self._largest_seen = max(self._largest_seen, rss)

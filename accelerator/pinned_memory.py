@@ -64,7 +64,7 @@ class PinnedMemory:
         Raises:
             NotHostMemoryError: ``device`` is not the CPU.
         """
-        import torch  # not at the top: importing accelerator does not import torch
+        import torch
 
         if str(device).partition(":")[0] != "cpu":
             raise NotHostMemoryError(f"Memory of {device} cannot be page-locked.", "Pass device='cpu', or omit it.")

@@ -75,7 +75,7 @@ def get_accelerator() -> DeepSpeedAccelerator:
 
 def _fallback_level() -> int:
     """The level of the message about the CPU: a warning only where torch supports a device, and once per job."""
-    import torch  # not at the top: importing this module must not import torch
+    import torch
 
     supports_device = any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
     variables = env.child_environment()

@@ -170,7 +170,7 @@ def is_registered(accelerator_class: type) -> bool:
 def _registered_entry_points() -> list[EntryPoint]:
     if not _is_group_mentioned():
         return []
-    from importlib.metadata import entry_points  # takes 11 ms before torch is imported
+    from importlib.metadata import entry_points
 
     return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (entry.name, entry.value))
 

@@ -39,7 +39,7 @@ def optional_vendor(name: str) -> ModuleType | None:
 @contextmanager
 def redirect_output_to_stderr() -> Iterator[None]:
     """Redirect standard output to standard error, for Python and C, while a vendor's library may print."""
-    import ctypes  # not at the top: importing accelerator opens no library
+    import ctypes
 
     kept = os.dup(1)
     sys.stdout.flush()

@@ -44,7 +44,7 @@ class XPU_Accelerator(TorchAccelerator):
         ipex: Any = optional_vendor(_IPEX)
         if ipex is None:
             return False
-        from packaging.version import Version  # not at the top: detection imports this module on every machine
+        from packaging.version import Version
 
         return Version(ipex.__version__).release < (2, 6)
 

@@ -46,7 +46,7 @@ def parse_size(text: str) -> int:
     """The bytes of an argument like ``500M`` or ``2G``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        import argparse  # not at the top: loading a prebuilt op needs no parser
+        import argparse
 
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 500M or 2G")
     return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -55,7 +55,7 @@ def _parse_path(text: str) -> Path:
 
 def _parse_users(text: str) -> frozenset[int]:
     """User ids."""
-    import pwd  # only for names, which are rare
+    import pwd
 
     users = [user.strip() for user in text.split(",")]
     try:

@@ -31,7 +31,7 @@ class AccelError(Exception):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question with the names, which may be dotted, whose last parts are most like ``name``; empty if none is."""
-    import difflib  # 2 ms, and only errors need it
+    import difflib
 
     short = {each.rpartition(".")[2]: each for each in known}
     near = [short[each] for each in difflib.get_close_matches(name, short, cutoff=0.75)]

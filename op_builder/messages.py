@@ -21,7 +21,7 @@ def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
     Args:
         common: a part that all names have. It does not count, because it would make all of them similar.
     """
-    import difflib  # a warm load needs no near matches
+    import difflib
 
     by_distinct = {each.replace(common, ""): each for each in known}
     near = difflib.get_close_matches(name.replace(common, ""), by_distinct)

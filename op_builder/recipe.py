@@ -146,7 +146,7 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
     )
     if not recipe.sycl_toolchain:
         return plan
-    from op_builder.toolchains.sycl_plan import with_sycl  # other ops do not need it
+    from op_builder.toolchains.sycl_plan import with_sycl
 
     kernels = [paths.resolve(name, recipe.owner) for name in recipe.kernels]
     return with_sycl(plan, recipe.sycl_toolchain, kernels, recipe.kernel_flags, recipe.owner)
@@ -260,7 +260,7 @@ def _defines(module_name: str, binding: Binding) -> tuple[str, ...]:
 def _binding_libraries(binding: Binding) -> tuple[ForeignLibrary, ...]:
     if binding is not Binding.TVM_FFI:
         return ()
-    from op_builder.toolchains.tvm_ffi import tvm_ffi_library  # most ops do not need it
+    from op_builder.toolchains.tvm_ffi import tvm_ffi_library
 
     return (tvm_ffi_library(),)
 

@@ -71,7 +71,7 @@ class OpBuilder(ABC):
         self.error_log: str | None = None
         self._logged: set[str] = set()
         if type(self).is_compatible is not OpBuilder.is_compatible:
-            from op_builder.builder.lazy_cpp_extension import offer_cpp_extension  # few builders do this
+            from op_builder.builder.lazy_cpp_extension import offer_cpp_extension
 
             offer_cpp_extension()
 

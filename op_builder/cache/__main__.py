@@ -130,7 +130,7 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
     data = {"whole": len(whole), "damaged": found, "cannot_be_moved": kept}
     status = int(bool(found))
     if options.rebuild:
-        from op_builder.rebuild import rebuild  # the engine, which no other command needs
+        from op_builder.rebuild import rebuild
 
         compared = rebuild(cache, whole)
         lines += map(str, compared)
@@ -327,7 +327,7 @@ def _facts(usage: Usage) -> dict[str, Any]:
 
 
 def _group(text: str) -> int:
-    import grp  # only this command needs it
+    import grp
 
     try:
         group = int(text) if text.isdecimal() else grp.getgrnam(text).gr_gid

@@ -222,7 +222,7 @@ def keep_in_bounds(cache: Cache) -> None:
 
 def is_on_network(directory: Path) -> bool:
     """Whether other hosts may share the file system of ``directory``."""
-    import psutil  # not at the top: commands that only read do not need it
+    import psutil
 
     place = os.path.realpath(directory)
     mounts = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]

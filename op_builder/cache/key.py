@@ -212,7 +212,7 @@ def _own_prefix() -> str:
 @cache
 def _shared_directories() -> frozenset[str]:
     """Directories that contain many projects: two files below one of them need not belong together."""
-    import sysconfig  # half a millisecond that only a build needs
+    import sysconfig
 
     prefix = _own_prefix()
     shared = {"/", "/usr", "/usr/lib", "/usr/local", "/usr/local/lib", "/usr/share", "/opt", prefix}
@@ -341,7 +341,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         # Thousands of headers count as one. An op on the Stable ABI reads few, which are checked one by one.
         parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
-        import sysconfig  # half a millisecond that an op on the Stable ABI does not need
+        import sysconfig
 
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
     flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]

@@ -42,7 +42,7 @@ def _are_key_parts(value: Any) -> bool:
     except (ValueError, RecursionError):
         return False
     if archs := value.get("cuda archs"):
-        from op_builder.toolchains.cuda_archs import is_arch  # most ops have none
+        from op_builder.toolchains.cuda_archs import is_arch
 
         if not all(map(is_arch, archs.split(";"))):
             return False

@@ -150,7 +150,7 @@ class Cache:
         Raises:
             CacheError: the cache directory cannot be written.
         """
-        from op_builder.cache.staging import make_directory, sign_of_life, sweep  # 0.3 ms that only a build needs
+        from op_builder.cache.staging import make_directory, sign_of_life, sweep
 
         parent = self.writable_dir(STAGING)
         with contextlib.ExitStack() as ending:
@@ -249,7 +249,7 @@ class Cache:
 
     def errors_explained(self) -> AbstractContextManager[None]:
         """Turn an OSError of the body into a CacheError with a remedy."""
-        from op_builder.cache.failures import errors_explained  # 0.1 ms that a hit does not need
+        from op_builder.cache.failures import errors_explained
 
         return errors_explained(self.root)
 

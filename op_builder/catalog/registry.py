@@ -74,7 +74,7 @@ def _declared(builder: str, kind: str) -> type[OpBuilder]:
     family = family_of(builder)
     assert family is not None
     if kind in ("cuda", "xpu"):
-        from op_builder.catalog import gpu_builders  # builders for the CPU need no module of a GPU's compiler
+        from op_builder.catalog import gpu_builders
 
         base = gpu_builders.DeclaredCUDABuilder if kind == "cuda" else gpu_builders.DeclaredSYCLBuilder
         return declared_builder(family, kind, base)

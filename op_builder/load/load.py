@@ -58,7 +58,7 @@ def load_entry(
             opened = _try_open(candidate, candidate.entry, lookup)
             if opened is not None:
                 return candidate.entry, opened
-    from op_builder.engine.build import BuildOptions  # a warm load does not need the engine
+    from op_builder.engine.build import BuildOptions
 
     # Only the process that builds runs the checks; the processes that wait for it do not need them.
     options = BuildOptions(progress=progress, precondition=lambda: require_compatible(lookup))

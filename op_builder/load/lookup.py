@@ -131,7 +131,7 @@ class Lookup:
     def prebuilt(self) -> Iterator[PrebuiltFacts]:
         if not any(os.path.isdir(root) for root in self.spec.prebuilt_roots):
             return
-        from op_builder.load.prebuilt import find_prebuilt  # most ops have no prebuilt binary
+        from op_builder.load.prebuilt import find_prebuilt
 
         yield from find_prebuilt(self.spec, self.cache.memo)
 
@@ -182,7 +182,7 @@ class ThisMachine:
 
     @property
     def python_abi(self) -> str:
-        import sysconfig  # half a millisecond that an op on the Stable ABI does not need
+        import sysconfig
 
         return str(sysconfig.get_config_var("EXT_SUFFIX"))
 

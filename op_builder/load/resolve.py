@@ -182,7 +182,7 @@ def _other_devices(manifest: Manifest, machine: Machine) -> Rejection | None:
     archs = manifest.cuda_archs
     if not archs:
         return None
-    from op_builder.toolchains.cuda_archs import serves  # few ops have CUDA code
+    from op_builder.toolchains.cuda_archs import serves
 
     for index, capability in enumerate(machine.cuda_capabilities):
         if not serves(archs, capability):

@@ -66,7 +66,7 @@ def native_spec(
     """
 
     def build_checks(cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
-        from op_builder.engine.checks import build_checks  # a warm load runs none
+        from op_builder.engine.checks import build_checks
 
         has_device_checks = recipe.uses_cuda
         common = build_checks(make_plan, cache, recipe.op, has_device_checks=has_device_checks)

@@ -38,7 +38,7 @@ def wheel_tag(manifests: Sequence[Manifest], target: Target | None = None) -> st
         major, minor = max(numbers(manifest.needs["macOS"])[:2] for manifest in manifests)
         return f"{python}-macosx_{major}_{minor}_{target.machine}"
     if target is None and platform.libc_ver()[0] != "glibc":
-        from packaging.tags import platform_tags  # a requirement of builds only
+        from packaging.tags import platform_tags
 
         return f"{python}-{next(iter(platform_tags()))}"
     needed: list[tuple[int, ...]] = [(2, 17)]

@@ -25,7 +25,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="show one op's plan, commands and checks (cpu_adam, CPUAdamBuilder or package.module:Builder)",
     )
     options = parser.parse_args(arguments)
-    # Imported here so that --help is fast.
     from rich.console import Console
 
     from op_builder.report.collect import explain, find_op, report

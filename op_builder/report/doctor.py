@@ -58,7 +58,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _check_file(Path(files[0]), options)
     if options.torch or options.run:
         parser.error("--torch and --run need a file")
-    # Imported here so that --help is quick.
     from op_builder.errors import UnknownOpError
     from op_builder.report.collect import diagnosis
 

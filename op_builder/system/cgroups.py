@@ -66,7 +66,7 @@ def memory_room_bytes(files: HostFiles) -> int | None:
 
 def total_memory_bytes(files: HostFiles) -> int:
     """Memory that this process can ever have: the machine's, or its control group's limit if that is less."""
-    import psutil  # not at the top: a warm load has no time for it
+    import psutil
 
     total = int(psutil.virtual_memory().total)
     limit = memory_limit_bytes(files)

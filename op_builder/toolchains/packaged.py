@@ -53,7 +53,7 @@ def strip_flags(system: str) -> list[str]:
 
 def small_library(system: str, *, keeps_debug: bool) -> list[str]:
     """Linker arguments that leave the debugging parts of libc++ out of a library for ``system``."""
-    from op_builder.paths import native_root  # 5 ms
+    from op_builder.paths import native_root
 
     demangler = ["-x", "c", str(native_root() / "csrc" / "libcxx" / "demangle.c"), "-x", "none"]
     return [*([] if keeps_debug else strip_flags(system)), *demangler]
@@ -93,7 +93,7 @@ def _execute(language: str, name: str) -> NoReturn:
 
 def openmp_headers() -> list[str]:
     """What ``-fopenmp`` needs for compiling."""
-    from op_builder.paths import native_root  # 5 ms
+    from op_builder.paths import native_root
 
     return ["-isystem", str(native_root() / "csrc" / "openmp")]
 

@@ -70,7 +70,7 @@ class Compiler(NamedTuple):
         """The flags in ``command``, quoted for a shell."""
         if not self.flags:
             return ""
-        import shlex  # 0.2 ms, and few commands have flags
+        import shlex
 
         return shlex.join(self.flags)
 
@@ -108,7 +108,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: boo
             raise ToolchainError(
                 f"CXX={named!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
             )
-    from op_builder.toolchains.packaged import packaged_command  # 1 ms, and rarely needed
+    from op_builder.toolchains.packaged import packaged_command
 
     packaged = packaged_command("c++")
     if packaged is not None:
@@ -138,7 +138,7 @@ def is_packaged(compiler: Compiler) -> bool:
 
 
 def _words(command: str) -> list[str]:
-    import shlex  # 0.2 ms, and CXX is rarely set
+    import shlex
 
     return expand_response_files(shlex.split(command))
 
@@ -153,7 +153,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     path = os.path.realpath(programs[-1])
 
     def compute() -> tuple[dict[str, Any], list[str]]:
-        from op_builder.toolchains.compiler_probe import ask_compiler  # 1 ms; a warm load has the answer in the memo
+        from op_builder.toolchains.compiler_probe import ask_compiler
 
         return ask_compiler(command, programs)
 

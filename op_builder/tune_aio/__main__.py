@@ -201,7 +201,7 @@ def _draw(path: Path, findings: Findings, directory: Path) -> Path | None:
 
 
 def _print(findings: Findings, refusals: dict[str, str], output: Path, picture: Path | None) -> None:
-    from op_builder.tune_aio.search import of_engine  # not at the top: it needs torch
+    from op_builder.tune_aio.search import of_engine
 
     console = Console(soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -1,6 +1,6 @@
-"""A program that loads CPU Adam by the whole sentence and prints, as JSON, what ``load()`` did.
+"""A program that loads an op by the whole sentence and prints, as JSON, what ``load()`` did.
 
-Run as ``python -m tests.support.followed_load``.
+``python -m tests.support.followed_load [BUILDER]``; by default it loads CPU Adam.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Follower:
 def main() -> None:
     from accelerator import get_accelerator
 
-    builder = get_accelerator().create_op_builder("CPUAdamBuilder")
+    builder = get_accelerator().create_op_builder(*(sys.argv[1:] or ["CPUAdamBuilder"]))
     with Follower() as followed:
         builder.load()
     counts = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from op_builder import Binding
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import LoadError
 from op_builder.load.open import open_entry
-from tests.support.foreign_package import run_python
 from tests.support.processes import fork, wait_for
 from tests.support.small_ops import SmallBuilder, added, copied, make_small, replace_content
 
@@ -134,22 +132,6 @@ def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: Sma
     with pytest.raises(LoadError, match="cannot be opened") as caught:
         open_entry(torn, small.spec(), small.cache)
     assert caught.value.remedy
-
-
-def test_a_warm_load_imports_nothing_that_only_a_build_needs(small: SmallBuilder) -> None:
-    small.load()
-    code = f"""
-        import sys, torch
-        from pathlib import Path
-        from tests.support.small_ops import SmallBuilder
-        from op_builder.cache.store import Cache
-        SmallBuilder(Path({str(small.directory)!r}), Cache(Path({str(small.cache.root)!r}))).load()
-        names = [name for name in sys.modules if name.startswith("op_builder.")]
-        for kind in ("engine", "builder.cuda", "builder.sycl", "toolchains.checks", "toolchains.diagnose", "catalog"):
-            assert not [name for name in names if name.startswith(f"op_builder.{{kind}}")], kind
-    """
-    done = run_python(textwrap.dedent(code), ACCEL_JIT="0")
-    assert done.returncode == 0, done.stderr
 
 
 # Errors of ops ------------------------------------------------------------------------------
