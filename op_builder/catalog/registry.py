@@ -82,7 +82,7 @@ def _declared(builder: str, kind: str) -> type[OpBuilder]:
 
 
 # DeepSpeed walks a device's package for builders, and finds its modules here, one for each op.
-_MODULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modules_of_devices")
+_MODULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walked_by_deepspeed")
 
 
 def device_view(
