@@ -24,7 +24,8 @@ def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
     import difflib
 
     by_distinct = {each.replace(common, ""): each for each in known}
-    near = difflib.get_close_matches(name.replace(common, ""), by_distinct)
+    wanted = name.replace(common, "")
+    near = [wanted] if wanted in by_distinct else difflib.get_close_matches(wanted, by_distinct)
     return f"Did you mean {' or '.join(by_distinct[each] for each in near)}?" if near else ""
 
 
