@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from op_builder import paths
 from op_builder.errors import AccelError, ArgumentError, IncompatibleOpError
 from op_builder.plan import ENTRY_POINT, Binding, BuildPlan, ForeignLibrary, Language, Source
-from op_builder.toolchains.flags import check_words, expand_response_files, without_older_standards
+from op_builder.toolchains.flags import check_words, checked_flags, without_older_standards
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
@@ -142,7 +142,7 @@ def _normalized(plan: BuildPlan, standard: str) -> BuildPlan:
     """
 
     def normalized(flags: tuple[str, ...], language: Language = Language.CXX) -> tuple[str, ...]:
-        words = expand_response_files(flags)
+        words = checked_flags(flags)
         is_cxx = language not in (Language.C, Language.ASSEMBLER)
         return tuple(without_older_standards(plan.op, standard, words) if is_cxx else words)
 
@@ -151,7 +151,7 @@ def _normalized(plan: BuildPlan, standard: str) -> BuildPlan:
         for source in plan.sources
     )
     cxx, nvcc = normalized(plan.cxx_flags), normalized(plan.nvcc_flags)
-    link = tuple(expand_response_files(plan.link_flags))
+    link = tuple(checked_flags(plan.link_flags))
     flags = [*cxx, *nvcc, *link, *(flag for source in sources for flag in source.flags)]
     check_words([*flags, *map(str, plan.include_dirs), *(str(source.path) for source in sources)])
     return plan._replace(sources=sources, cxx_flags=cxx, nvcc_flags=nvcc, link_flags=link)
