@@ -10,7 +10,7 @@ A value is read each time it is requested, so that a test or a notebook can chan
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -305,24 +305,34 @@ ACCEL_SET_FOR_SYCL = _text(
 )
 
 
-# Variables that compilers read and that change their output: they are part of the key.
-_READ_BY_CXX = (
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH",
-    "LD_RUN_PATH",
-    "COMPILER_PATH",
-    "GCC_EXEC_PREFIX",
-    "CCC_OVERRIDE_OPTIONS",
+# Starts of the names of variables that change the output of compilers, or of wrappers that are no scripts. They are
+# part of the key. Not all of OMPI_: mpirun gives each rank its own values.
+_READ_BY_COMPILERS = (
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH"),
+    *("GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
+    *("SDKROOT", "MACOSX_DEPLOYMENT_TARGET", "DEVELOPER_DIR", "TOOLCHAINS"),
+    *("NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS", "NIX_HARDENING", "NIX_ENFORCE", "SPACK_", "CRAYPE_"),
+    *("OMPI_CC", "OMPI_CXX", "OMPI_CFLAGS", "OMPI_CPPFLAGS", "OMPI_LDFLAGS", "OMPI_LIBS", "MPICH_C", "I_MPI_C"),
+    *("CCACHE_BASEDIR", "CCACHE_CC", "CCACHE_COMPILER", "CCACHE_IGNORE", "CCACHE_P", "CCACHE_SLOPPINESS"),
 )
-_READ_BY_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+# With these, compilers write the names of the headers elsewhere, or not all of them.
+_DEPENDENCY_VARIABLES = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
 
 
-def read_by_compilers(*, cuda: bool) -> dict[str, str]:
-    """The variables that change the compilers' output and are set; ``cuda``: also those of nvcc."""
-    names = (*_READ_BY_CXX, *_READ_BY_NVCC) if cuda else _READ_BY_CXX
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
+def read_by_compilers(named: Container[str] = ()) -> dict[str, str]:
+    """The variables that are set and change the compilers' output: the known ones, and those in ``named``."""
+    found = (name for name in os.environ if name.startswith(_READ_BY_COMPILERS) or name in named)
+    return {name: os.environ[name] for name in sorted(found) if os.environ[name]}
+
+
+def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[str, str]:
+    """The environment of a compiler: :func:`child_environment`, where diagnostics are in English.
+
+    Args:
+        is_for_target: omit the variables that compilers read; their values are for this machine.
+    """
+    omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers() if is_for_target else ()))
+    return child_environment(**dict.fromkeys(omitted), LC_ALL="C", **changes)
 
 
 def build_switches() -> dict[str, bool]:

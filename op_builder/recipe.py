@@ -12,7 +12,7 @@ from op_builder import paths
 from op_builder.errors import ArgumentError
 from op_builder.plan import ENTRY_POINT, Binding, BuildPlan, ForeignLibrary, Language, PlanFacts, Source
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.flags import check_words, expand_response_files, without_older_standards
+from op_builder.toolchains.flags import check_words, checked_flags, without_older_standards
 
 SUFFIXES = {
     ".cpp": Language.CXX,
@@ -163,7 +163,7 @@ def normalized(recipe: Recipe) -> Recipe:
     standard = _standard(recipe.binding)
 
     def words(flags: tuple[str, ...], *, is_cxx: bool = True) -> tuple[str, ...]:
-        found = expand_response_files(flags)
+        found = checked_flags(flags)
         check_words(found)
         return tuple(without_older_standards(recipe.op, standard, found) if is_cxx else found)
 

@@ -25,7 +25,7 @@ from op_builder.engine import precompiled
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, CompileStep, build_commands
 from op_builder.engine.kernels import compile_kernels
 from op_builder.engine.ninja import Progress, find_ninja, finished_outputs, run_ninja, write_file
-from op_builder.engine.objects import Objects, key_of_steps
+from op_builder.engine.objects import Objects, key_of_steps, second_outputs
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
@@ -184,7 +184,10 @@ class _Build:
         while True:
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
             command = [self.ninja, "-j", str(jobs)]
-            run = run_ninja(command, staging, staging / _LOG, self.options.cancel, self.options.progress)
+            run = run_ninja(
+                *(command, staging, staging / _LOG, self.options.cancel, self.options.progress),
+                is_for_target=self.toolset.is_for_target,
+            )
             peaks.append(run.peak_bytes)
             if run.succeeded:
                 return max(peaks)
@@ -230,12 +233,26 @@ class _Build:
                 "so changes of headers would not be noticed.",
                 "Use a compiler that supports -MD and -MF.",
             )
+        self._require_one_output(commands, staging)
         linked = staging / LINKED_LIST
         built = key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
         if built.unlisted:
             inputs = ", ".join(built.unlisted)
             logger.warning("Each process builds '%s' again: no tool lists the inputs of %s.", self.plan.op, inputs)
         return built
+
+    def _require_one_output(self, commands: BuildCommands, staging: Path) -> None:
+        """Refuse a binary that needs other files of the staging directory, which is removed."""
+        lost = second_outputs(self.plan, commands.compile_steps, staging)
+        # GCC's profiling writes its counts next to the object when the process ends.
+        is_named = os.fsencode(f"{os.path.realpath(staging)}/") in (staging / self.plan.artifact_name).read_bytes()
+        if lost or is_named:
+            what = f"the file {lost[0]}" if lost else "files that the op writes when the process ends"
+            raise ToolchainError(
+                f"The flags of '{self.plan.op}' request {what}, in the build's directory, which is removed.",
+                "Remove the flag that does so, such as --coverage, -fprofile-generate without a directory, "
+                "-gsplit-dwarf or -save-temps.",
+            )
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""

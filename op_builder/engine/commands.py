@@ -335,6 +335,8 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         "-o",
         plan.artifact_name,
         *listed,
+        # Assembler sources without the note .note.GNU-stack would make the stack executable.
+        "-Wl,-z,noexecstack",
         *search,
         # By default the linker drops -ltorch, through which torch's CUDA symbols are found.
         "-Wl,--no-as-needed",

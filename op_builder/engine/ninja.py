@@ -31,6 +31,7 @@ Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what was just done)."""
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+_MOST_BYTES = (1 << 17) - 1  # Linux passes no longer word to a program, and the command is one of `sh -c`
 _POLL_S = 0.01
 _STOP_S = 10.0
 
@@ -102,6 +103,11 @@ def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[Compile
         check_words(command)
         lines.append(f"build {_path(output)}: run {' '.join(inputs)}")
         # ninja cannot read a carriage return; the quotes around it are those of shlex.
+        if len(os.fsencode(shlex.join(command))) > _MOST_BYTES:
+            raise ToolchainError(
+                f"The command to {label} is longer than the {_MOST_BYTES:,} bytes that Linux allows.",
+                "Define long macros in a header that -include names, and pass fewer flags and include directories.",
+            )
         line = shlex.join(command).replace("\r", "'\"$(printf '\\r')\"'")
         lines.append(f"  command = {_value(line)}")
         lines.append(f"  label = {_value(label.replace(chr(13), ' '))}")
@@ -125,6 +131,8 @@ def run_ninja(
     log_path: Path,
     cancel: threading.Event,
     progress: Progress | None = None,
+    *,
+    is_for_target: bool = False,
 ) -> NinjaRun:
     """Run the steps of the ninja file in ``directory`` that have not succeeded yet; all output goes to ``log_path``.
 
@@ -135,8 +143,7 @@ def run_ninja(
         BuildCancelled: ``cancel`` was set.
     """
     require_exit_codes()
-    # The locale decides the language of diagnostics, which are searched for 'error:'.
-    environment = env.child_environment(NINJA_STATUS="[%f/%t] ", LC_ALL="C", TMPDIR=str(directory))
+    environment = env.compiler_environment(is_for_target=is_for_target, NINJA_STATUS="[%f/%t] ", TMPDIR=str(directory))
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
     deadline = time.monotonic() + timeout_s
     with (

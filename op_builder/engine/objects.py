@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from op_builder import env
 from op_builder.cache import layout
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
 from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, saved_since
@@ -36,7 +35,6 @@ from op_builder.errors import AccelError
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import Rejection
-from op_builder.toolchains.flags import expand_response_files
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
@@ -92,11 +90,14 @@ class Objects:
             mode = layout.modes(self.cache.root).file
             for step, name in self._names(key).items():
                 files = {member: path for member, path in _files(step, staging).items() if path.exists()}
+                if second_outputs(self.plan, [step], staging):
+                    continue
                 if step.object_name not in names or not {_OBJECT, _DEPFILE}.issubset(files):
                     continue
                 read = key_of_steps(key, self._alone(step), self.toolset, staging, [step])
-                # A dependency on this build's directory would fit no other build.
-                is_tied = os.fsencode(staging) in files[_DEPFILE].read_bytes()
+                # What names this build's directory would fit no other build.
+                texts = (files[member].read_bytes() for member in (_OBJECT, _DEPFILE))
+                is_tied = any(os.fsencode(os.path.realpath(staging)) in text for text in texts)
                 if is_tied or saved_since(started_ns, self._alone(step), read):
                     continue
                 fresh = staging / name
@@ -141,9 +142,7 @@ def key_of_steps(
     """
     assembled = [staging / step.assembled for step in steps]
     is_listed = lists_assembled(plan, toolset) and all(path.exists() for path in assembled)
-    variables = env.read_by_compilers(cuda=toolset.cuda is not None).values()
-    words = expand_response_files(word for value in variables for word in value.split())
-    flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *toolset.cxx.flags, *words]
+    flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *toolset.cxx.flags, *toolset.variable_words]
     read = read_headers(
         plan,
         [staging / step.depfile for step in steps],
@@ -154,6 +153,14 @@ def key_of_steps(
         linked=linked,
     )
     return BuildKey(key, *read)
+
+
+def second_outputs(plan: BuildPlan, steps: Sequence[CompileStep], staging: Path) -> list[str]:
+    """The files that compilers wrote in addition to objects and depfiles, such as notes for gcov."""
+    known = {path.name for step in steps for path in _files(step, staging).values()}
+    known.update(source.path.name for source in plan.sources)
+    starts = tuple(step.object_name.removesuffix("o") for step in steps)
+    return sorted(name for name in os.listdir(staging) if name.startswith(starts) and name not in known)
 
 
 def _files(step: CompileStep, staging: Path) -> dict[str, Path]:

@@ -81,7 +81,7 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
     started_ns = time.time_ns()
     with cache.staging(OP) as staging, cache.errors_explained():
         (staging / "extension.h").write_text(header.sources[0].text or "", encoding="utf-8")
-        environment = env.child_environment(TMPDIR=str(staging), LC_ALL="C")
+        environment = env.compiler_environment(is_for_target=False, TMPDIR=str(staging))
         command = precompile_command(header, toolset, staging, _ARTIFACT)
         done = run(command, cwd=staging, timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)
         if not done.ok:

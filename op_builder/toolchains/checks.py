@@ -70,7 +70,10 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     # The first use of ziglang for a platform compiles its C++ library.
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if compiler.is_zig else PROBE_TIMEOUT_S
     subject = f"{compiler.identity} {command}"
-    failure = remembered_failure_of(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s)
+    failure = remembered_failure_of(
+        *(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s),
+        is_for_target=plan.target is not None,
+    )
     if OTHER_LIBRARY in failure:
         return Failed("C++ compiler", other_library, OTHER_COMPILER)
     if failure:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from op_builder import env
@@ -16,7 +17,26 @@ from op_builder.errors import ToolchainError
 from op_builder.system.process import run
 
 _SCRIPT_BYTES = 1 << 16
-_ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
+_MOST_FILES = 100
+_ABSOLUTE_PATH = re.compile(r"/[^\s\"'`;|&<>()$]+")
+_EXECUTED = re.compile(r"\bexec\s+([\w.+-]+)")
+# In a shell's text, or by convention in that of any other language.
+_VARIABLE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Z][A-Z0-9_]+)\b", re.ASCII)
+# They are not part of the key. What PATH selects is.
+_OF_THE_USER = {
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "TMPDIR",
+    "LANG",
+    "LC_ALL",
+    "TERM",
+    "SHELL",
+}
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 
@@ -46,13 +66,14 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         )
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
-    files = [found for program in programs for found in (os.path.realpath(program), *script_files(program))]
+    named, variables = wrapper_facts(programs)
+    files = [*map(os.path.realpath, programs), *named]
     if os.path.isabs(backend_path):
         files.append(os.path.realpath(backend_path))
     macros = predefined_macros(command)
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
     line = version_line(version.output.strip() or version.errors.strip(), macros)
-    return {"version": line, "target": target.last_line, "is_gcc": is_gcc}, files
+    return {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}, files
 
 
 def predefined_macros(command: tuple[str, ...]) -> str:
@@ -84,22 +105,39 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
         return {}
 
 
-def script_files(path: str) -> list[str]:
-    """The files that a wrapper script names, as it names them, so that a switched link is noticed; else nothing."""
+def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The files that wrapper scripts run or read, as they name them, and the variables in the texts of all.
+
+    Scripts that they run are followed. The names of files are not resolved, so that a switched link is noticed.
+    """
+    files: dict[str, None] = {}
+    variables: set[str] = set()
+    waiting = list(programs)
+    while waiting and len(files) < _MOST_FILES:
+        text = _script(waiting.pop())
+        programs_on_path = (shutil.which(name) for name in _EXECUTED.findall(text))
+        named = filter(os.path.isfile, [*_ABSOLUTE_PATH.findall(text), *filter(None, programs_on_path)])
+        new = [name for name in named if name not in files]
+        files.update(dict.fromkeys(new))
+        waiting += new
+        variables.update("".join(names) for names in _VARIABLE.findall(text))
+    return list(files), sorted(variables - _OF_THE_USER)
+
+
+def _script(path: str) -> str:
+    """The start of a text; empty for a binary or a file that cannot be read."""
     try:
         with open(path, "rb") as file:
             text = file.read(_SCRIPT_BYTES)
     except OSError:
-        return []
-    if not text.startswith(b"#!"):
-        return []
-    named = [os.fsdecode(name) for name in _ABSOLUTE_PATH.findall(text)]
-    return [name for name in dict.fromkeys(named) if os.path.isfile(name)]
+        return ""
+    return "" if b"\0" in text else os.fsdecode(text)
 
 
 def searched_directories(command: tuple[str, ...]) -> list[str]:
     """The directories in which a compiler searches for ``<...>`` by default, in order."""
-    answer = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
+    environment = env.compiler_environment(is_for_target=False)
+    answer = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=environment)
     listed = answer.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
     return [line.strip() for line in listed.split("\n") if line.strip()]
 

@@ -18,15 +18,16 @@ from typing import Any
 from op_builder import env
 from op_builder.errors import CUDAMismatchException, MissingCUDAException, ToolchainError
 from op_builder.system.process import run
-from op_builder.system.records import Memo, Schema, is_count, is_text, list_of
+from op_builder.system.records import Memo, Schema, are_texts, is_count, is_text, list_of
 from op_builder.system.torch_install import parse_release, torch_install
-from op_builder.toolchains.compiler_probe import script_files
+from op_builder.toolchains.compiler_probe import wrapper_facts
 
 _are_counts = list_of(is_count)
 _ANSWER: Schema = {
     "home": is_text,
     "version": lambda value: _are_counts(value) and len(value) == 2,
     "release": is_text,
+    "variables": are_texts,
 }
 _USUAL_HOME = Path("/usr/local/cuda")
 _WHEELS = "cccl,crt,cudart,nvcc,nvvm"  # extras of the distribution cuda-toolkit, which torch pins to its version
@@ -41,12 +42,14 @@ class CudaToolkit:
         home: the toolkit's own directory, the one with ``include/``.
         version: (major, minor).
         release: nvcc's own version text, ``V13.0.88``.
+        variables: the variables that its wrapper scripts name.
     """
 
     nvcc: str
     home: Path
     version: tuple[int, int]
     release: str
+    variables: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -129,12 +132,13 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         top = re.search(r"^#\$ TOP=(.+)$", dry.errors + dry.output, re.MULTILINE)
         home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
         real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
-        fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3]}
-        return fact, [os.path.realpath(nvcc), real_nvcc, *script_files(nvcc)]
+        named, variables = wrapper_facts([nvcc])
+        fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3], "variables": variables}
+        return fact, [os.path.realpath(nvcc), real_nvcc, *named]
 
     fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute)
     major, minor = fact["version"]
-    return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"])
+    return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"], tuple(fact["variables"]))
 
 
 def _named_nvcc() -> str | None:

@@ -47,6 +47,7 @@ _SHORTAGE = re.compile(
     r"|memory exhausted|std::bad_alloc|Killed signal terminated program|execute command: Killed|signal 9\b"
     r"|Resource temporarily unavailable|\b[Cc]annot fork\b)|^Killed$"
 )
+_COLOURS = re.compile(r"\x1b(?:\[[\d;]*[A-Za-z]|\].*?(?:\x1b\\|\a))")  # also links, which are written like them
 _SIGNAL = 128  # what a shell adds to the number of the signal that ended its command
 
 # Lines before a diagnostic that belong to it, and those after it that no longer do.
@@ -95,6 +96,7 @@ class _Step:
 
 def diagnose(log: str) -> Diagnosis:
     """Find the cause in a ninja log, or in the output of one command."""
+    log = _COLOURS.sub("", log)
     lines = log.splitlines()
     steps = list(_failed_steps(lines)) or [_Step("ninja" if _NINJAS_OWN.search(log) else "", "", lines)]
     disk_full = _DISK_FULL.search(log) is not None

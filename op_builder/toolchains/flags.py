@@ -15,8 +15,18 @@ logger = logging.getLogger(__name__)
 DIRECTORY_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
 _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 # Their value is always a word of its own.
-_TWO_WORDS = ("-Xclang", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
+_TWO_WORDS = ("-Xclang", "-Xcompiler", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
 _NVCC_FILES = ("-optf", "--options-file")
+# -MD, -MF FILE and their long names, also nvcc's.
+_LISTS_HEADERS = re.compile(
+    r"-M|--(?:(?:write-|generate-)?(?:user-|nonsystem-)?dependenc(?:ies|y)\b|print-missing-file-dependencies)"
+)
+_LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dependency-target-name")
+_OUTPUT = re.compile(r"-o(?!ptf|bjcmt)|--output")
+# In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
+_OUTPUT_PASSED_ON = re.compile(r"-o(?!ptf)|--output\b|-M[FMDTQJ]|--?dependency-file")
+# A nested response file, or in a variable a flag that shortens or moves the list of headers.
+_INDIRECT_PASSED_ON = re.compile(r"(?:^|[,=])@/|(?:^|[,=+])-M[MF]")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
 _STANDARDS = ("-std=c", "-std=gnu", "--std=c", "--std=gnu")
 _DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
@@ -83,6 +93,29 @@ def check_words(words: Iterable[str]) -> None:
             ) from None
 
 
+def checked_flags(flags: Iterable[str]) -> list[str]:
+    """:func:`expand_response_files`, without the flags for lists of headers, which the engine itself passes.
+
+    Raises:
+        AccelError: a response file is named by a relative path, or a flag names an output.
+    """
+    kept: list[str] = []
+    groups = grouped_flags(expand_response_files(flags))
+    for flag, value, words in groups:
+        if _LISTS_HEADERS.match(flag):
+            if flag in _LISTS_HEADERS_INTO:
+                next(groups, None)
+            continue
+        passed_on = [value] if flag in _TWO_WORDS else re.split("[,=]", flag)[1:]
+        if _OUTPUT.match(flag) or any(map(_OUTPUT_PASSED_ON.match, passed_on)):
+            raise AccelError(
+                f"The flag {' '.join(words)!r} names an output, but the engine itself names all outputs.",
+                "Remove the flag; `accel-ops cache list` shows where built ops are.",
+            )
+        kept += words
+    return kept
+
+
 def expand_response_files(flags: Iterable[str]) -> list[str]:
     """``flags`` with each response file (``@file``, nvcc's ``--options-file file``) replaced by its words.
 
@@ -133,7 +166,7 @@ def indirect_flags(flags: Iterable[str]) -> list[str]:
         word
         for word in _without_defines(flags)
         if word.startswith(_INDIRECT)
-        or re.search("(?:^|[,=])@/", word)
+        or _INDIRECT_PASSED_ON.search(word)
         or ("-use=" in word and os.path.isdir(word.partition("=")[2]))
     ]
 

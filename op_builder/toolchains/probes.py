@@ -22,7 +22,13 @@ PROBE_TIMEOUT_S = 120
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
 
 
-def failure_of(command: Sequence[str], sources: Mapping[str, str], timeout_s: float = PROBE_TIMEOUT_S) -> str:
+def failure_of(
+    command: Sequence[str],
+    sources: Mapping[str, str],
+    timeout_s: float = PROBE_TIMEOUT_S,
+    *,
+    is_for_target: bool = False,
+) -> str:
     """Run a command in a temporary directory; the cause of its failure, empty when it worked.
 
     Args:
@@ -33,8 +39,7 @@ def failure_of(command: Sequence[str], sources: Mapping[str, str], timeout_s: fl
     """
     try:
         with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
-            # As a build: the compiler's own temporary files there, and the locale C, as diagnostics are searched.
-            environment = env.child_environment(LC_ALL="C", TMPDIR=name)
+            environment = env.compiler_environment(is_for_target=is_for_target, TMPDIR=name)
             for source, text in sources.items():
                 Path(name, source).write_text(text)
             done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
@@ -65,6 +70,8 @@ def remembered_failure_of(
     files: list[str],
     memo: Memo,
     timeout_s: float = PROBE_TIMEOUT_S,
+    *,
+    is_for_target: bool = False,
 ) -> str:
     """:func:`failure_of`, with a success remembered while ``files`` are unchanged.
 
@@ -75,7 +82,7 @@ def remembered_failure_of(
     """
 
     def compute() -> tuple[dict[str, Any], list[str]]:
-        failure = failure_of(command, sources, timeout_s)
+        failure = failure_of(command, sources, timeout_s, is_for_target=is_for_target)
         if failure:
             raise _ProbeFailed(failure)
         return {"worked": True}, files

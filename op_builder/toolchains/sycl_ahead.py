@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan, Language
 from op_builder.system.process import run
-from op_builder.system.records import Memo, is_text
+from op_builder.system.records import Memo, are_texts, is_text
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
 # These lack hardware for double precision; torch leaves them out, too.
@@ -35,10 +35,12 @@ class SyclCompiler:
     Attributes:
         path: its resolved file.
         version: its line of ``--version``.
+        variables: the variables that its wrapper scripts name.
     """
 
     path: str
     version: str
+    variables: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -72,14 +74,17 @@ def find_icpx(memo: Memo) -> SyclCompiler:
 
     def compute() -> tuple[dict[str, Any], list[str]]:
         # A warm load has the answer in the memo.
-        from op_builder.toolchains.compiler_probe import predefined_macros, script_files, version_line
+        from op_builder.toolchains.compiler_probe import predefined_macros, version_line, wrapper_facts
 
         answer = run([found, "--version"])
         if not answer.ok or not answer.output.strip():
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
-        return {"version": version_line(answer.output, predefined_macros((found,)))}, [path, *script_files(found)]
+        named, variables = wrapper_facts([found])
+        version = version_line(answer.output, predefined_macros((found,)))
+        return {"version": version, "variables": variables}, [path, *named]
 
-    return SyclCompiler(path, memo.get(f"icpx {path}", {"version": is_text}, compute)["version"])
+    fact = memo.get(f"icpx {path}", {"version": is_text, "variables": are_texts}, compute)
+    return SyclCompiler(path, fact["version"], tuple(fact["variables"]))
 
 
 def target_devices() -> tuple[str, ...]:

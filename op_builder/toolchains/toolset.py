@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.system.records import Memo, Schema, is_flag, is_text
-from op_builder.toolchains.flags import contents_of, expand_response_files, named_files
+from op_builder.system.records import Memo, Schema, are_texts, is_flag, is_text
+from op_builder.toolchains.flags import checked_flags, contents_of, expand_response_files, named_files
 
 if TYPE_CHECKING:
     from op_builder.system.target import Target
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from op_builder.toolchains.sycl_ahead import SyclCompiler
     from op_builder.toolchains.sycl_runtime import SyclRuntime
 
-_ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag}
+_ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag, "variables": are_texts}
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 _ZIG = "zig"
 _SCRIPT = "accel-c++"
@@ -38,6 +38,7 @@ class Compiler(NamedTuple):
         version: its line of ``--version``.
         target: the machine it compiles for, as ``x86_64-linux-gnu``.
         is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
+        variables: the variables that its wrapper scripts name.
     """
 
     command: tuple[str, ...]
@@ -45,6 +46,7 @@ class Compiler(NamedTuple):
     version: str
     target: str
     is_gcc: bool
+    variables: tuple[str, ...] = ()
 
     @property
     def is_zig(self) -> bool:
@@ -140,7 +142,7 @@ def is_packaged(compiler: Compiler) -> bool:
 def _words(command: str) -> list[str]:
     import shlex
 
-    return expand_response_files(shlex.split(command))
+    return checked_flags(shlex.split(command))
 
 
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
@@ -158,7 +160,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
         return ask_compiler(command, programs)
 
     fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, compute)
-    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])
+    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], tuple(fact["variables"]))
 
 
 class Toolset(NamedTuple):
@@ -169,12 +171,25 @@ class Toolset(NamedTuple):
         cuda: None for a plan without CUDA sources.
         sycl: the SYCL runtime; None for a plan without SYCL.
         icpx: the SYCL compiler; None for a plan without SYCL sources.
+        is_for_target: whether they compile for another platform, without the variables that compilers read.
     """
 
     cxx: Compiler
     cuda: "CudaToolkit | None" = None
     sycl: "SyclRuntime | None" = None
     icpx: "SyclCompiler | None" = None
+    is_for_target: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that are set and that the tools read."""
+        tools = [tool for tool in (self.cxx, self.cuda, self.icpx) if tool is not None]
+        return {} if self.is_for_target else env.read_by_compilers({name for tool in tools for name in tool.variables})
+
+    @property
+    def variable_words(self) -> list[str]:
+        """The words of :attr:`variables`, some of which are flags."""
+        return expand_response_files(word for value in self.variables.values() for word in value.split())
 
     @property
     def identities(self) -> dict[str, str]:
@@ -186,9 +201,8 @@ class Toolset(NamedTuple):
             known["cuda compiler"] = self.cuda.identity
         if self.icpx is not None:
             known["sycl compiler"] = self.icpx.identity
-        variables = env.read_by_compilers(cuda=self.cuda is not None)
-        if variables:
-            words = expand_response_files(word for value in variables.values() for word in value.split())
+        if variables := self.variables:
+            words = self.variable_words
             known["compiler variables"] = json.dumps([variables, *words, *contents_of(named_files(words))])
         return known
 
@@ -203,14 +217,14 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     if plan.sycl is not None:
         if plan.uses_cuda:
             raise ToolchainError(
-                f"Op '{plan.op}' has both CUDA and SYCL sources; one binary has kernels of one kind.",
+                f"Op '{plan.op}' has both CUDA and SYCL sources, and a binary can have only one of them.",
                 "Write one builder for each device.",
             )
         from op_builder.toolchains.sycl_ahead import find_sycl_tools
 
         return Toolset(cxx, None, *find_sycl_tools(plan, memo))
     if not plan.uses_cuda:
-        return Toolset(cxx)
+        return Toolset(cxx, is_for_target=plan.target is not None)
     from op_builder.toolchains.cuda import find_cuda
 
     return Toolset(cxx, find_cuda(memo))

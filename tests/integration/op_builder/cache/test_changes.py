@@ -214,6 +214,29 @@ def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -
 
 
 @needs_gxx
+@pytest.mark.parametrize(
+    ("text", "variable"),
+    [
+        ('exec {gxx} "$@" $NIX_CFLAGS_COMPILE', "NIX_CFLAGS_COMPILE"),
+        ('exec {gxx} "$@" ${{my_flags}}', "my_flags"),
+        ('. "{inner}"\nexec {gxx} "$@"', "INNER_FLAGS"),
+        ('exec inner "$@"', "INNER_FLAGS"),
+        ('exec {gxx} "$@"', "OMPI_CXXFLAGS"),
+    ],
+)
+def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text: str, variable: str) -> None:
+    gxx = require_program("g++")
+    inner = program(tmp_path / "inner", f'set -- "$@" $INNER_FLAGS\nexec {gxx} "$@"')
+    compiler = program(tmp_path / "bin" / "g++", text.format(gxx=gxx, inner=inner))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    digests = []
+    for value in ("-DVAL=1", "-DVAL=2"):
+        with env.scope(**{"CXX": str(compiler), "PATH": path, "TERM": value, variable: value}):
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
 def test_what_cannot_change_the_binary_is_a_hit(builder: ChangedBuilder, place: Path) -> None:
     for name in ("op/include/unread.h", "op/first/unread.h", "empty/unread.h"):
         (place / "tree" / name).write_text("#define UNREAD 2\n")

@@ -1,0 +1,12 @@
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null

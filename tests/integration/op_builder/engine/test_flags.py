@@ -1,0 +1,123 @@
+"""Flags that concern the outputs of compilers: lists of headers, second files, the stack; and very long commands."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from op_builder.load.resolver import Request, compile_now
+
+from op_builder import env
+from op_builder.engine.ninja import run_ninja
+from op_builder.errors import AccelError, CompileError, ToolchainError
+from tests.support.compilers import needs_gxx, program, require_program
+from tests.support.small_ops import ENTRY, SmallBuilder
+
+pytestmark = needs_gxx
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-MMD"],
+        ["-MP", "-MF", "/nowhere/x.d"],
+        ["-M"],
+        ["--write-user-dependencies"],
+        ["-DX", "-MT", "target", "-MMD"],
+        [],
+    ],
+)
+def test_the_users_flags_for_lists_of_headers_hide_no_header(
+    small: SmallBuilder, tmp_path: Path, flags: list[str]
+) -> None:
+    (tmp_path / "system.h").write_text("")
+    (small.directory / "small.cpp").write_text(f"#include <system.h>\n{ENTRY}")
+    small.flags += [*flags, "-isystem", str(tmp_path)]
+    with env.scope(DEPENDENCIES_OUTPUT="list.d", SUNPRO_DEPENDENCIES="list.d"):
+        compile_now(Request.of(small))
+    assert Request.of(small).find_cached() is not None
+    (tmp_path / "system.h").write_text("#define CHANGED 1\n")
+    assert Request.of(small).find_cached() is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-o", "{}"],
+        ["-o{}"],
+        ["--output={}"],
+        ["-Wl,-o,{}"],
+        ["-Wl,--output={}"],
+        ["-Xlinker", "-o", "-Xlinker", "{}"],
+        ["-Wp,-MMD,{}"],
+        ["-Wl,--dependency-file={}"],
+        ["-Xclang", "-dependency-file", "-Xclang", "{}"],
+    ],
+)
+@pytest.mark.parametrize("kind", ["flags", "link", "CXX"])
+def test_flags_that_name_outputs_are_refused(small: SmallBuilder, tmp_path: Path, flags: list[str], kind: str) -> None:
+    words = [flag.format(tmp_path / "output") for flag in flags]
+    compiler = None
+    if kind == "CXX":
+        compiler = " ".join([require_program("g++"), *words])
+    else:
+        getattr(small, kind).extend(words)
+    with env.scope(CXX=compiler), pytest.raises(AccelError, match="names an output"):
+        small.load()
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize("flag", ["--coverage", "-fprofile-generate", "-fstack-usage", "-save-temps", "-gsplit-dwarf"])
+def test_flags_whose_second_output_would_be_lost_are_refused_each_time(small: SmallBuilder, flag: str) -> None:
+    small.flags += [flag, "-g"]
+    small.link = [flag]
+    for _ in range(2):
+        with pytest.raises(ToolchainError, match="which is removed"):
+            compile_now(Request.of(small))
+    assert list((small.cache.home / "staging").iterdir()) == []
+
+
+def test_debug_information_and_link_time_optimization_have_no_second_output(small: SmallBuilder) -> None:
+    small.flags += ["-g", "-flto"]
+    compile_now(Request.of(small))
+
+
+@pytest.mark.parametrize("suffix", [".s", ".S"])
+def test_an_assembler_source_without_a_note_does_not_make_the_stack_executable(
+    small: SmallBuilder, suffix: str
+) -> None:
+    small.files.append(f"part{suffix}")
+    (small.directory / small.files[-1]).write_text(".globl part\npart: ret\n")
+    entry = compile_now(Request.of(small))
+    headers = subprocess.run(
+        ["readelf", "-lW", entry.artifact], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    (stack,) = (line for line in headers if "GNU_STACK" in line)
+    assert "RWE" not in stack
+
+
+def test_a_command_that_linux_does_not_run_is_refused(small: SmallBuilder) -> None:
+    small.flags += [f"-DSETTING={'x' * 140_000}"]
+    with pytest.raises(ToolchainError, match=r"compile small\.cpp is longer"):
+        compile_now(Request.of(small))
+
+
+def test_the_first_error_has_no_colours(small: SmallBuilder) -> None:
+    (small.directory / "small.cpp").write_text("#error on purpose\n")
+    small.flags += ["-fdiagnostics-color=always", "-fdiagnostics-urls=always"]
+    with env.scope(CLICOLOR_FORCE="1"), pytest.raises(CompileError) as caught:
+        compile_now(Request.of(small))
+    assert caught.value.diagnostic.endswith("small.cpp:1:2: error: #error on purpose")
+
+
+def test_a_build_for_another_platform_does_not_get_the_variables_that_compilers_read(tmp_path: Path) -> None:
+    script = program(tmp_path / "ninja", 'echo "[$CPATH]" >"$1"')
+    for is_for_target in (False, True):
+        with env.scope(CPATH="/usr/include"):
+            run_ninja(
+                *([str(script), str(tmp_path / "seen")], tmp_path, tmp_path / "log", threading.Event()),
+                is_for_target=is_for_target,
+            )
+        assert (tmp_path / "seen").read_text() == ("[]\n" if is_for_target else "[/usr/include]\n")
