@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+# This process runs pytest already: the inner one leaves its terminal, its fault handler and its workers alone.
+ALONE = ["-c", os.devnull, *(f"-pno:{plugin}" for plugin in ("terminal", "cacheprovider", "faulthandler", "xdist"))]
+
 
 class _Recorder:
     """A pytest plugin that keeps the outcome of each test, and its message."""
@@ -23,9 +26,8 @@ class _Recorder:
 def run_suite(*options: str, plugins: Sequence[Any] = ()) -> dict[str, tuple[str, str]]:
     """The outcome and the message of each test; without ``--accelerator``, on the current accelerator."""
     recorder = _Recorder()
-    plain = ["-c", os.devnull, "-pno:terminal", "-pno:cacheprovider", "-pno:faulthandler"]
     suite = ["-p", "accelerator.testing", "--pyargs", "accelerator.testing"]
-    pytest.main([*plain, *suite, *options], plugins=[recorder, *plugins])
+    pytest.main([*ALONE, *suite, *options], plugins=[recorder, *plugins])
     return recorder.outcomes
 
 
