@@ -130,7 +130,7 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
     data = {"whole": len(whole), "damaged": found, "cannot_be_moved": kept}
     status = int(bool(found))
     if options.rebuild:
-        from op_builder.rebuild import rebuild
+        from op_builder.commands.rebuild import rebuild
 
         compared = rebuild(cache, whole)
         lines += map(str, compared)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from op_builder import __main__ as command
-from op_builder import new
+from op_builder.commands import new
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "my_ops"
 

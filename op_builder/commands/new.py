@@ -37,7 +37,7 @@ class NewPackageError(AccelError):
     """A package cannot be created."""
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.new") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.new") -> int:
     """The command line; returns the exit status: 0, or 2 if nothing was created."""
     parser = argparse.ArgumentParser(prog=prog, description="Create a package with a native op of your own.")
     parser.add_argument("name", metavar="NAME", help="the package's name as Python imports it, such as my_ops")

@@ -14,7 +14,7 @@ from op_builder.integrations.torch_extensions import START_FILE
 from op_builder.system.interpreter import python
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.run") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.run") -> int:
     """Replace this process by Python with the program; returns only the status of an error."""
     parser = argparse.ArgumentParser(
         prog=prog,

@@ -15,7 +15,7 @@ from op_builder.errors import AccelError, ToolchainError
 from op_builder.toolchains.packaged import packaged_command
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.compiler_env") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.compiler_env") -> int:
     """The command line; returns the exit status: 0, or 1 if something is not installed."""
     parser = argparse.ArgumentParser(
         prog=prog,

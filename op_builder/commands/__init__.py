@@ -1,0 +1,1 @@
+"""Commands of ``accel-ops`` that have no package of their own."""
