@@ -27,7 +27,7 @@ from op_builder.catalog.on_torch import TorchRowBuilder
 from op_builder.catalog.registry import all_builders
 from op_builder.command_line import run_main
 from op_builder.engine import precompiled
-from op_builder.engine.build import BuildOptions, measured_bytes
+from op_builder.engine.build import BuildOptions
 from op_builder.engine.kernels import compile_kernels
 from op_builder.errors import AccelError
 from op_builder.load.resolver import Request, compile_now
@@ -88,7 +88,7 @@ def build_all(
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
     prepared = batch.run_parallel(batch.prepare, builders, jobs)
     requests = [found for found in prepared if isinstance(found, Request)]
-    needs = [job_bytes(request.plan, measured_bytes(request.cache, request.plan)) for request in requests]
+    needs = [job_bytes(request.plan) for request in requests]
     total = allowed_jobs(needs) if needs else 1
     build = functools.partial(batch.build, budget=JobBudget(total))
     built = iter(batch.run_parallel(build, requests, total))

@@ -114,7 +114,7 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
         if descriptor is not None:
             os.close(descriptor)
     if refusal is not None:
-        warn_once(refusal.reason, "it is left as it is", refusal.remedy)
+        warn_once(refusal.reason, "it stays in the cache", refusal.remedy)
     return None
 
 

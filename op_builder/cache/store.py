@@ -319,7 +319,7 @@ class Cache:
             self.damaged[directory] = reason
             return
         if (refusal := self._distrusted(directory.parent)) is not None:
-            warn_once(refusal.reason, "it is left as it is", refusal.remedy)
+            warn_once(refusal.reason, "it stays in the cache", refusal.remedy)
             return
         with contextlib.suppress(OSError):  # a CacheError is one
             target = self.writable_dir(REJECTED)
