@@ -87,7 +87,7 @@ class CUDAOpBuilder(OpBuilder):
         if self.given_archs is not None:
             self.enable_bf16 = _all_support_bf16(self.given_archs)
             return self.given_archs
-        return self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
+        return self._filtered(target_archs(find_cuda(self.cache.memo).archs, _visible_capabilities()))
 
     def _filtered(self, archs: list[str]) -> list[str]:
         kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in self.filter_ccs(archs)]
@@ -123,7 +123,7 @@ def installed_cuda_version(name: str = "") -> tuple[int, int]:
 
 def get_default_compute_capabilities() -> str:
     """The target architectures on a machine without a device, as a ``TORCH_CUDA_ARCH_LIST``."""
-    return ";".join(default_archs(installed_cuda_version()))
+    return ";".join(default_archs(find_cuda(Cache().memo).archs))
 
 
 def assert_no_cuda_mismatch(name: str = "") -> bool:
