@@ -92,7 +92,7 @@ def planned_archs(op: str, supported: Filter, facts: PlanFacts) -> list[str]:
     """The CUDA architectures to plan an op for: those of an existing binary, else the requested or visible ones."""
     if facts.cuda_archs is not None:
         return list(facts.cuda_archs)
-    return _filtered_archs(op, supported, target_archs(find_cuda(facts.memo).version, _visible_capabilities()))
+    return _filtered_archs(op, supported, target_archs(find_cuda(facts.memo).archs, _visible_capabilities()))
 
 
 def _filtered_archs(op: str, supported: Filter, archs: list[str]) -> list[str]:
@@ -132,7 +132,7 @@ def _toolkit(op: str) -> CudaToolkit:
 
 def get_default_compute_capabilities() -> str:
     """The target architectures on a machine without a device, as a ``TORCH_CUDA_ARCH_LIST``."""
-    return ";".join(default_archs(installed_cuda_version()))
+    return ";".join(default_archs(find_cuda(Cache().memo).archs))
 
 
 def assert_no_cuda_mismatch(name: str = "") -> bool:

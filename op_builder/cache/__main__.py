@@ -96,7 +96,7 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
             "binary": f"{manifest.artifact}, {manifest.size_bytes} bytes, sha256 {manifest.sha256}",
             "built": f"{manifest.built_at} in {manifest.build_s} s with torch {manifest.torch}",
             "tried": manifest.check,
-            "last used": _ago(usage.used_at) + (", in use now" if usage.is_mapped else ""),
+            "last used": _ago(usage.used_at),
             **manifest.key_parts,
             "headers": ", ".join(header.path for header in manifest.headers) or "none",
         }
@@ -122,7 +122,7 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
             if opened is not None:
                 opened.unlink(path.name)
         result = "cannot be removed" if os.path.lexists(path) else "removed"
-        lines.append(f"damaged, {result}: {path}: load() works this fact out again")
+        lines.append(f"damaged, {result}: {path}: load() determines this fact again")
     lines.append(f"{_entries(whole)} intact.")
     if kept:
         lines.append(f"Remedy: run verify as a user who may write {cache.root}; load() ignores damaged entries.")
@@ -159,18 +159,13 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
     data, text = _removed(cache, removable, freed)
     data["kept"] = [str(usage.path) for usage in protected]
     if protected:
-        text += f"\n{_entries(protected)} kept: open in a process, or used within the last minute."
+        text += f"\n{_entries(protected)} kept: used within the last minute."
     return 0, data, text
 
 
 def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
     found = eviction.usages(cache)
-    busy = [usage for usage in found if usage.is_mapped]
-    removable = [*(usage for usage in found if not usage.is_mapped), *eviction.leftovers(cache)]
-    data, text = _removed(cache, removable, eviction.sweep_small(cache, all_of_them=True))
-    data["in_use"] = [str(usage.path) for usage in busy]
-    if busy:
-        text += f"\n{_entries(busy)} kept: in use by a process."
+    data, text = _removed(cache, [*found, *eviction.leftovers(cache)], eviction.sweep_small(cache, all_of_them=True))
     return 0, data, text
 
 
@@ -296,7 +291,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--older-than", type=_seconds, metavar="AGE", help="remove entries not used for this long, such as 30d"
     )
     prune.add_argument("--unused", action="store_true", help="remove all but the most recently used entry of each op")
-    add("clear", "remove everything that is not in use: entries, logs, locks, memos")
+    add("clear", "remove everything: entries, logs, locks, memos")
     export = add("export", "write entries into a file for another machine")
     export.add_argument("file", type=Path, metavar="FILE")
     export.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
@@ -319,7 +314,6 @@ def _facts(usage: Usage) -> dict[str, Any]:
         "directory": str(usage.path),
         "size_bytes": usage.size_bytes,
         "last_used": int(usage.used_at),
-        "in_use": usage.is_mapped,
         "built_at": manifest.built_at if manifest else None,
         "build_s": manifest.build_s if manifest else None,
         "torch": manifest.torch if manifest else None,

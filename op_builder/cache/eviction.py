@@ -1,9 +1,8 @@
 """Keep the cache within its size limit: which entries are in use, and which may be removed.
 
-An entry's last use is the modification time of its manifest; a hit renews it, at most twice a minute. Entries
-that a process of this host has mapped stay: on a local disk, removal would not hurt the process, but the next load
-would compile again. What other hosts have mapped cannot be seen, and removal on a network file system breaks it:
-there, only entries that were not used for a week are removed automatically.
+An entry's last use is the modification time of its manifest; a hit renews it, at most twice a minute. A process that
+has opened an entry keeps it on a local disk. On a network file system, removal breaks processes of other hosts: there,
+only entries that were not used for a week are removed automatically.
 
 Logs of failed builds, entries that were set aside, objects, and SYCL kernels that the runtime has compiled are not
 needed. They count in the cache's bound, and are removed before any entry. Locks and memos are small, but each key
@@ -60,14 +59,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Usage(Item):
-    """An entry, and whether a process of this host has its binary open.
+    """An entry.
 
     Attributes:
         entry: None if another version of accel-ops made it, or its manifest cannot be read.
     """
 
     entry: Entry | None
-    is_mapped: bool
 
     @property
     def op(self) -> str:
@@ -76,15 +74,13 @@ class Usage(Item):
 
 def usages(cache: Cache, op: str | None = None) -> list[Usage]:
     """All entries with their use, the most recently used first; also those of other versions of accel-ops."""
-    mapped = {os.path.dirname(path) for path in _mapped_files()}
     readable = {entry.directory: entry for entry in cache.entries(op)}
     found = []
     for place in places(cache.root, OPS):
         path = cache.home.joinpath(*place)
         if op in (None, place[1]):
             used_at = _modified_at(path / MANIFEST) or _modified_at(path)
-            is_mapped = os.path.realpath(path) in mapped
-            found.append(Usage(path, place, size_bytes(path), used_at, readable.get(path), is_mapped))
+            found.append(Usage(path, place, size_bytes(path), used_at, readable.get(path)))
     return sorted(found, key=lambda usage: usage.used_at, reverse=True)
 
 
@@ -104,10 +100,12 @@ def surplus(
     unused: bool = False,
     grace_s: float = _JUST_USED_S,
 ) -> tuple[list[Item], list[Usage]]:
-    """The items to remove, and the entries that would be removed if they were not in use or used recently.
+    """The items to remove, and the entries that would be removed if they were not used recently.
+
+    Entries that only the process that built them uses are always among these.
 
     Args:
-        max_size_bytes: entries, the last used first, and then leftovers are kept where they fit into this size.
+        max_size_bytes: leftovers, and then the least recently used entries, are removed down to this size.
         older_than_s: remove what was not used for this many seconds.
         unused: remove all entries of each op but the last used.
         grace_s: keep entries that were used within so many seconds.
@@ -115,22 +113,21 @@ def surplus(
     now = file_system_now(cache.home)
     removable: list[Item] = []
     protected: list[Usage] = []
-    kept_bytes, kept_ops = 0, set()
+    newer_bytes, kept_ops = 0, set()
     for item in (*usages(cache), *leftovers(cache)):
         usage = item if isinstance(item, Usage) else None
         age_s = now - item.used_at
         idle_s = abs(age_s)  # a wrong clock may have left a time in the future, which protects nothing
+        newer_bytes += item.size_bytes
         is_surplus = (
-            (max_size_bytes is not None and kept_bytes + item.size_bytes > max_size_bytes)
+            (max_size_bytes is not None and newer_bytes > max_size_bytes)
+            or (usage is not None and usage.entry is not None and bool(usage.entry.manifest.key.unlisted))
             or (older_than_s is not None and age_s > older_than_s)
             or (unused and usage is not None and usage.op in kept_ops)
         )
-        is_idle = idle_s > _JUST_USED_S if usage is None else idle_s > grace_s and not usage.is_mapped
-        if is_surplus and is_idle:
+        if is_surplus and idle_s > (_JUST_USED_S if usage is None else grace_s):
             removable.append(item)
-            continue
-        kept_bytes += item.size_bytes
-        if usage is not None:
+        elif usage is not None:
             kept_ops.add(usage.op)
             protected += [usage] if is_surplus else []
     return removable, protected
@@ -169,7 +166,7 @@ def _remove(outer: Folder, name: str, trash: Folder) -> bool:
         pass
     except PermissionError:  # a directory that the SYCL runtime of another user made
         is_permitted = False
-        warn_once(logger, f"{outer.path / name}: Permission denied: it is not removed. Its owner can remove it.")
+        warn_once(logger, f"{outer.path / name}: Permission denied: it stays in the cache. Its owner can remove it.")
     trash.remove_tree(bin_name)
     return is_permitted
 
@@ -208,16 +205,14 @@ def keep_in_bounds(cache: Cache) -> None:
     """
     bound = env.ACCEL_CACHE_MAX_MIB.get() << 20
     sweep_small(cache)
-    if _bytes_in(cache, (OPS, *_LEFTOVERS)) <= bound:
-        return
     grace_s = _PERHAPS_USED_S if is_on_network(cache.root) else _JUST_USED_S
     removable, _ = surplus(cache, max_size_bytes=bound, grace_s=grace_s)
     try:
         freed = remove(cache, removable)
     except CacheError as error:
-        logger.warning("The cache %s holds more than %d MiB: %s", cache.root, bound >> 20, error.message)
+        logger.warning("The cache %s is not kept below %d MiB: %s", cache.root, bound >> 20, error.message)
     else:
-        logger.info("The cache %s held more than %d MiB; %d bytes were freed.", cache.root, bound >> 20, freed)
+        logger.info("The cache %s is kept below %d MiB: %d bytes were freed.", cache.root, bound >> 20, freed)
 
 
 def is_on_network(directory: Path) -> bool:
@@ -251,33 +246,20 @@ def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
     return whole, {path: found[path] for path in found if not cache.usable(path, path.name) and os.path.lexists(path)}
 
 
-def _mapped_files() -> set[str]:
-    """Libraries and precompiled headers that a process of this host has open, as far as this user may see.
-
-    By their real paths, whatever links they were opened through.
-    """
-    mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            lines = maps.read_bytes().split(b"\n")
-            mapped.update(os.fsdecode(line[line.index(b"/") :]) for line in lines if line.endswith((b".so", b".gch")))
-    return mapped
-
-
 def _remove_unlocked(locks: Folder, name: str, age_s: float) -> None:
     with contextlib.suppress(OSError):
         options = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, options, dir_fd=locks.descriptor)
         try:
-            if not try_lock(descriptor):
-                return
-        except OSError:  # the file system does not support locks
-            if age_s < SURELY_OVER_S:
-                return
+            try:
+                is_free = try_lock(descriptor)
+            except OSError:  # the file system does not support locks
+                is_free = age_s > SURELY_OVER_S
+            if is_free:
+                # While it is locked: a process that has opened it meanwhile builds, at worst, what another one builds.
+                locks.unlink(name)
         finally:
-            # A process that opens it now locks a removed file that no other sees: at worst, an op is built twice.
             os.close(descriptor)
-        locks.unlink(name)
 
 
 def _bytes_in(cache: Cache, names: Iterable[str]) -> int:

@@ -37,7 +37,7 @@ from op_builder.toolchains.flags import contents_of, grouped_flags, linked_files
 from op_builder.toolchains.toolset import Toolset
 
 # Raise it when the members of manifests change.
-MANIFEST_FORMAT = 8
+MANIFEST_FORMAT = 9
 # Part of every key. Raise the first number when the meaning of a plan, or what is built from it, changes. Versions of
 # this project that write different manifests never look for the same entry.
 FORMAT = f"5.{MANIFEST_FORMAT}"

@@ -82,7 +82,6 @@ _SCHEMA: Schema = {
     "check": is_text,
     "built_at": is_text,
     "build_s": is_number,
-    "peak_bytes": is_count,
     "torch": _is_release,
     "accel_ops": is_text,
     "needs": mapping_of(is_version),
@@ -104,7 +103,6 @@ class Manifest(NamedTuple):
         headers, absent, system_headers: as in :class:`~op_builder.cache.key.BuildKey`.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
-        peak_bytes: the most memory that one compiler used, for planning the next build; 0 if unknown.
         torch: version it was built against. ``accel_ops``: version of this project that built it.
         needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
@@ -124,7 +122,6 @@ class Manifest(NamedTuple):
     check: str
     built_at: str
     build_s: float
-    peak_bytes: int
     torch: str
     accel_ops: str
     needs: dict[str, str]

@@ -117,7 +117,7 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
         if descriptor is not None:
             os.close(descriptor)
     if refusal is not None:
-        warn_once(logging.getLogger(__name__), f"{refusal.reason}: it is not removed. {refusal.remedy}")
+        warn_once(logging.getLogger(__name__), f"{refusal.reason}: it stays in the cache. {refusal.remedy}")
     return None
 
 

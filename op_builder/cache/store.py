@@ -330,7 +330,7 @@ class Cache:
             self.damaged[directory] = reason
             return
         if (refusal := self._distrusted(directory.parent)) is not None:
-            warn_once(logger, f"{refusal.reason}: it is not removed. {refusal.remedy}")
+            warn_once(logger, f"{refusal.reason}: it stays in the cache. {refusal.remedy}")
             return
         with contextlib.suppress(OSError):  # a CacheError is one
             target = self.writable_dir(REJECTED)

@@ -84,17 +84,9 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         if ready is not None:
             return ready
         options.precondition()
-        measured = measured_bytes(cache, plan)
-        jobs = job_count(plan, measured_bytes=measured)
+        jobs = job_count(plan)
         with _announced_if_long(plan, jobs, options) as options:
-            return _Build(plan, toolset, cache, options, find_ninja(), jobs, measured).run(key)
-
-
-def measured_bytes(cache: Cache, plan: BuildPlan) -> int:
-    """The memory that the largest compiler took in the last build of the op; 0 if unknown."""
-    manifests = [entry.manifest for entry in cache.entries(plan.op)]
-    last = max(manifests, key=lambda manifest: manifest.built_at, default=None)
-    return 0 if last is None or last.key_parts["binding"] != plan.binding.value else last.peak_bytes
+            return _Build(plan, toolset, cache, options, find_ninja(), jobs).run(key)
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,6 @@ class _Build:
     options: BuildOptions
     ninja: str
     jobs: int
-    measured_bytes: int  # memory of the largest compiler in an earlier build; 0 if unknown
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until the compiled files certainly match the key, then publish the result.
@@ -122,12 +113,10 @@ class _Build:
                 objects = Objects(self.cache, self.plan, self.toolset)
                 restored = set() if attempt or self.options.force else objects.restore(key, staging)
                 try:
-                    commands, peak_bytes = self._compile(staging, restored)
+                    commands = self._compile(staging, restored)
                 finally:
                     if self._has_same_sources(key):
                         objects.store(key, staging, finished_outputs(staging), started_ns)
-                if restored or not peak_bytes:  # not measured for all files
-                    peak_bytes = max(peak_bytes, self.measured_bytes)
                 inspection = self._inspected(staging)
                 try:
                     after = self._build_key(key, commands, staging)
@@ -139,7 +128,7 @@ class _Build:
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
                     artifact = staging / self.plan.artifact_name
-                    return publish(self.cache, self.plan, artifact, after, inspection, build_s, peak_bytes, keep=[_LOG])
+                    return publish(self.cache, self.plan, artifact, after, inspection, build_s, keep=[_LOG])
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
             key = plan_key(self.plan, self.toolset, self.cache.memo)
             before = after._replace(plan=key)
@@ -148,12 +137,8 @@ class _Build:
             "Load it again when its sources are no longer being written.",
         )
 
-    def _compile(self, staging: Path, restored: Container[str]) -> tuple[BuildCommands, int]:
-        """Run the commands, except for the objects in ``restored``.
-
-        Returns:
-            all commands, and the memory of the largest compiler in bytes, 0 if unknown.
-        """
+    def _compile(self, staging: Path, restored: Container[str]) -> BuildCommands:
+        """Run the commands, except for the objects in ``restored``; returns all of them."""
         for source in self.plan.sources:
             if source.text is not None:
                 (staging / source.path).write_text(source.text, encoding="utf-8", errors="surrogateescape")
@@ -167,20 +152,16 @@ class _Build:
                 logger.info("Building %s.", _description(self.plan, jobs))
                 if len(steps) < len(commands.compile_steps):
                     logger.info("Earlier builds have compiled all but %d of the files.", len(steps))
-                return commands, self._run(steps, staging, jobs)
+                self._run(steps, staging, jobs)
+                return commands
         except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
             at = f"compiling {', '.join(waiting)}" if waiting else "linking"
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
 
-    def _run(self, steps: Sequence[CompileStep], staging: Path, jobs: int) -> int:
-        """Run ninja, again with half the jobs if memory, processes or disk space did not suffice for all.
-
-        Returns:
-            the memory of the largest compiler in bytes, 0 if unknown.
-        """
-        peaks = []
+    def _run(self, steps: Sequence[CompileStep], staging: Path, jobs: int) -> None:
+        """Run ninja, again with half the jobs if memory, processes or disk space did not suffice for all."""
         while True:
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
             command = [self.ninja, "-j", str(jobs)]
@@ -188,9 +169,8 @@ class _Build:
                 *(command, staging, staging / _LOG, self.options.cancel, self.options.progress),
                 is_for_target=self.toolset.is_for_target,
             )
-            peaks.append(run.peak_bytes)
             if run.succeeded:
-                return max(peaks)
+                return
             diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
             if jobs == 1 or not (run.killed or diagnosis.shortage):
                 raise self._compile_error(diagnosis, staging)

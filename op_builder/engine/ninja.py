@@ -78,12 +78,10 @@ class NinjaRun(NamedTuple):
     Attributes:
         succeeded: whether all steps did.
         killed: whether ninja itself was, as by the kernel when memory runs out.
-        peak_bytes: memory of the largest program that it ran; 0 if unknown.
     """
 
     succeeded: bool
     killed: bool = False
-    peak_bytes: int = 0
 
 
 def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[CompileStep], directory: Path) -> None:
@@ -153,7 +151,7 @@ def run_ninja(
     ):
         is_running = True
         while is_running:
-            is_running, peak_bytes = _poll(process)
+            is_running = process.poll() is None
             for status in filter(None, map(_STATUS.match, written)):
                 if progress is not None:
                     progress(int(status[1]), int(status[2]), status[3])
@@ -167,7 +165,7 @@ def run_ninja(
                     "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
             time.sleep(_POLL_S)
-    return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL, peak_bytes)
+    return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL)
 
 
 @contextmanager
@@ -222,28 +220,6 @@ def finished_outputs(directory: Path) -> set[str]:
         return set()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     return {row[3] for row in rows if len(row) > 3 and (directory / row[3]).exists()}
-
-
-def _poll(process: subprocess.Popen[bytes]) -> tuple[bool, int]:
-    """Whether ``process`` is running, and once it has ended, the memory of the largest program that it ran."""
-    try:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-    except ChildProcessError:  # other code of this process has waited for it
-        return process.poll() is None, 0
-    if not pid:
-        return True, 0
-    process.returncode = os.waitstatus_to_exitcode(status)
-    # Linux counts the memory of the process that starts a program as the program's own. A larger figure is a
-    # compiler's.
-    import resource  # not at the top: Windows has none
-
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return False, peak_bytes(usage.ru_maxrss, sys.platform) if usage.ru_maxrss > own else 0
-
-
-def peak_bytes(maxrss: int, system: str) -> int:
-    """``ru_maxrss`` of getrusage(2) in bytes: Linux counts kibibytes, macOS bytes."""
-    return maxrss if system == "darwin" else maxrss * 1024
 
 
 def _path(text: str) -> str:

@@ -94,4 +94,4 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
             raise ToolchainError("A header was saved while torch/extension.h was precompiled.", "Run it again.")
         build_s = (time.time_ns() - started_ns) / 1e9
         inspection = Inspection("header", (), "not tried")
-        return publish(cache, header, staging / _ARTIFACT, built, inspection, build_s, peak_bytes=0, keep=[])
+        return publish(cache, header, staging / _ARTIFACT, built, inspection, build_s, keep=[])

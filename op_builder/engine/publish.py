@@ -24,13 +24,12 @@ def publish(
     key: BuildKey,
     inspection: Inspection,
     build_s: float,
-    peak_bytes: int,
     keep: Iterable[str],
 ) -> Entry:
     """Publish the file that a build of ``plan`` made; other files of its directory are left to be removed.
 
     Args:
-        build_s: seconds the build took. ``peak_bytes``: memory of its largest compiler, 0 if unknown.
+        build_s: seconds the build took.
         keep: names of the files that go with the binary.
 
     Raises:
@@ -47,7 +46,6 @@ def publish(
         system_headers=key.system,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
-        peak_bytes=peak_bytes,
         torch=torch_install().version,
         accel_ops=__version__,
         **vars(inspection),

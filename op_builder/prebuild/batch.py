@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Entry
-from op_builder.engine.build import BuildOptions, measured_bytes
+from op_builder.engine.build import BuildOptions
 from op_builder.engine.kernels import compile_kernels
 from op_builder.errors import AccelError, BuildCancelled
 from op_builder.load.load import build
@@ -71,7 +71,7 @@ def build_all(
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
     prepared = batch.run_parallel(batch.prepare, builders, jobs)
     lookups = [found for found in prepared if isinstance(found, Lookup)]
-    needs = [job_bytes(each.plan, measured_bytes(each.cache, each.plan)) for each in lookups]
+    needs = [job_bytes(each.plan) for each in lookups]
     total = allowed_jobs(needs) if needs else 1
     built = iter(batch.run_parallel(functools.partial(batch.build, budget=JobBudget(total)), lookups, total))
     return [found if isinstance(found, Outcome) else next(built) for found in prepared]

@@ -223,7 +223,7 @@ def _copy_binary(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, 
     epoch = env.SOURCE_DATE_EPOCH.get()
     if epoch is not None:  # a reproducible wheel
         built_at = datetime.fromtimestamp(epoch, timezone.utc).isoformat(timespec="seconds")
-        manifest = manifest._replace(built_at=built_at, build_s=0.0, peak_bytes=0)
+        manifest = manifest._replace(built_at=built_at, build_s=0.0)
     place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
     directory = package / DIRECTORY / place
     directory.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ _ANSWER: Schema = {
     "home": is_text,
     "version": lambda value: _are_counts(value) and len(value) == 2,
     "release": is_text,
+    "archs": _are_counts,
     "variables": are_texts,
 }
 _USUAL_HOME = Path("/usr/local/cuda")
@@ -42,6 +43,7 @@ class CudaToolkit:
         home: the toolkit's own directory, the one with ``include/``.
         version: (major, minor).
         release: nvcc's own version text, ``V13.0.88``.
+        archs: the architectures that it compiles for, as ``(9, 0)``; empty where nvcc does not list them.
         variables: the variables that its wrapper scripts name.
     """
 
@@ -49,6 +51,7 @@ class CudaToolkit:
     home: Path
     version: tuple[int, int]
     release: str
+    archs: tuple[tuple[int, int], ...] = ()
     variables: tuple[str, ...] = ()
 
     @property
@@ -133,12 +136,22 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
         real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
         named, variables = wrapper_facts([nvcc])
-        fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3], "variables": variables}
+        fact = {
+            "home": home,
+            "version": [int(found[1]), int(found[2])],
+            "release": found[3],
+            # Since CUDA 11; 90 is 9.0.
+            "archs": [
+                int(arch) for arch in re.findall(r"^compute_(\d+)$", run([nvcc, "--list-gpu-arch"]).output, re.M)
+            ],
+            "variables": variables,
+        }
         return fact, [os.path.realpath(nvcc), real_nvcc, *named]
 
     fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute)
     major, minor = fact["version"]
-    return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"], tuple(fact["variables"]))
+    archs = tuple(divmod(arch, 10) for arch in fact["archs"])
+    return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"], archs, tuple(fact["variables"]))
 
 
 def _named_nvcc() -> str | None:

@@ -3,13 +3,13 @@
 The meaning is torch's: entries separated by semicolons or spaces, numbers like ``8.0`` or
 ``9.0a``, names like ``Ampere``, and ``+PTX`` for code that later devices can compile. ``native``
 or nothing means the visible devices; where there are none (a container, a build machine), a
-list of what the toolkit supports.
+list of what the toolkit supports, as ``nvcc --list-gpu-arch`` reports it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError
@@ -32,19 +32,8 @@ _NAMED = {
 }
 _ENTRY = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
-# The oldest architecture that nvcc compiles for, by its major version, and the newest, by its first version.
-_OLDEST = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
-_NEWEST_SINCE_CUDA = {
-    (11, 0): (8, 0),
-    (11, 1): (8, 6),
-    (11, 4): (8, 7),
-    (11, 8): (9, 0),
-    (12, 8): (12, 0),
-    (12, 9): (12, 1),
-}
 # What a build without a device compiles for: the data-centre and desktop parts in use.
-_DEFAULT = ("7.5", "8.0", "8.6", "8.9", "9.0")
-_DEFAULT_SINCE_CUDA = {"10.0": (12, 8), "12.0": (12, 8)}
+_DEFAULT = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
 
 def parse_arch_list(text: str) -> list[str]:
@@ -75,27 +64,23 @@ def is_arch(text: str) -> bool:
     return len(text) < 20 and text.isascii() and _ENTRY.fullmatch(text) is not None
 
 
-def default_archs(cuda_version: tuple[int, int]) -> list[str]:
-    """The default without a device: those of the usual list that the toolkit supports, the last with PTX."""
-    oldest = _OLDEST.get(cuda_version[0], (7, 5))
-    archs = [arch for arch in _DEFAULT if _number(arch) >= oldest]
-    archs += [arch for arch, since in _DEFAULT_SINCE_CUDA.items() if cuda_version >= since]
-    return [*archs[:-1], archs[-1] + "+PTX"]
+def default_archs(supported: Sequence[tuple[int, int]]) -> list[str]:
+    """The default without a device: those of the usual list that the toolkit supports, the last with PTX.
+
+    Args:
+        supported: by the toolkit, as ``(9, 0)``; empty where nvcc does not list them.
+    """
+    archs = [arch for arch in _DEFAULT if not supported or _number(arch) in supported]
+    return [*archs[:-1], archs[-1] + "+PTX"] if archs else []
 
 
-def _newest(cuda_version: tuple[int, int]) -> tuple[int, int]:
-    known = [newest for since, newest in _NEWEST_SINCE_CUDA.items() if cuda_version >= since]
-    is_unknown = cuda_version[0] > max(_OLDEST)  # it may support any
-    return known[-1] if known and not is_unknown else (99, 0)
-
-
-def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int, int]]) -> list[str]:
+def target_archs(supported: Sequence[tuple[int, int]], capabilities: Iterable[tuple[int, int]]) -> list[str]:
     """The architectures to compile for.
 
     A device newer than the toolkit gets PTX of the newest that the toolkit supports, as with torch.
 
     Args:
-        cuda_version: of the toolkit.
+        supported: by the toolkit, as ``(9, 0)``; empty where nvcc does not list them.
         capabilities: compute capabilities of the visible devices.
     """
     listed = env.TORCH_CUDA_ARCH_LIST.get()
@@ -103,9 +88,9 @@ def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int
         archs = parse_arch_list(listed)
         if archs:
             return archs
-    visible = sorted({min(capability, _newest(cuda_version)) for capability in capabilities})
+    visible = sorted({min(capability, max(supported, default=capability)) for capability in capabilities})
     if not visible:
-        return default_archs(cuda_version)
+        return default_archs(supported)
     archs = [f"{major}.{minor}" for major, minor in visible]
     return [*archs[:-1], archs[-1] + "+PTX"]
 

@@ -21,18 +21,13 @@ _BYTES_PER_JOB = {
     Binding.TVM_FFI: 400 << 20,
 }
 _CUDA_BYTES_PER_JOB = 1500 << 20
-_MARGIN = 1.15  # an edit may make a file larger
 _HOST = HostFiles()
 _POLL_S = 0.05
 
 
-def job_count(plan: BuildPlan, files: HostFiles = _HOST, *, measured_bytes: int = 0) -> int:
-    """Compiler jobs for ``plan`` alone: at most those allowed, and at most one per file.
-
-    Args:
-        measured_bytes: the largest compiler's memory in an earlier build; 0 if unknown.
-    """
-    return max(1, min(allowed_jobs([job_bytes(plan, measured_bytes)], files), len(plan.sources)))
+def job_count(plan: BuildPlan, files: HostFiles = _HOST) -> int:
+    """Compiler jobs for ``plan`` alone: at most those allowed, and at most one per file."""
+    return max(1, min(allowed_jobs([job_bytes(plan)], files), len(plan.sources)))
 
 
 def allowed_jobs(needs_bytes: Iterable[int], files: HostFiles = _HOST) -> int:
@@ -49,10 +44,8 @@ def allowed_jobs(needs_bytes: Iterable[int], files: HostFiles = _HOST) -> int:
     return max(1, min(available_cores(files), available_memory_bytes(files) // per_job))
 
 
-def job_bytes(plan: BuildPlan, measured_bytes: int = 0) -> int:
-    """Memory to assume for a compiler job of ``plan``: as measured, else typical for its binding."""
-    if measured_bytes:
-        return int(measured_bytes * _MARGIN)
+def job_bytes(plan: BuildPlan) -> int:
+    """Memory to assume for a compiler job of ``plan``: what is typical for its binding."""
     per_job = _BYTES_PER_JOB[plan.binding]
     return max(per_job, _CUDA_BYTES_PER_JOB) if plan.uses_cuda else per_job
 

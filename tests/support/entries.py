@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from op_builder.cache.key import PlanKey, Roots, SystemHeaders
+from op_builder.cache.key import Header, PlanKey, Roots, SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.system.records import encode
 
@@ -36,16 +36,17 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         check="none",
         built_at="2026-01-01T00:00:00+00:00",
         build_s=1.0,
-        peak_bytes=0,
         torch="2.13.0",
         accel_ops="0.1.0",
         needs={},
     )
 
 
-def publish(cache: Cache, content: bytes = b"binary", op: str = "small", **changes: str) -> Entry:
+def publish(
+    cache: Cache, content: bytes = b"binary", op: str = "small", headers: tuple[Header, ...] = (), **changes: str
+) -> Entry:
     """Publish an entry."""
-    made = manifest(content, **changes)._replace(op=op, artifact=f"{op}.so")
+    made = manifest(content, **changes)._replace(op=op, artifact=f"{op}.so", headers=headers)
     with cache.staging(op) as staging:
         result = staging / "result"
         result.mkdir()

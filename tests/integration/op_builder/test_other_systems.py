@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from op_builder.catalog.index import NAMES, family_of
-from op_builder.engine.ninja import peak_bytes
 from op_builder.ops.declare import system_check
 from op_builder.system.outcomes import Failed
 from op_builder.system.target import library_file
@@ -86,11 +85,10 @@ assert process.aoti_torch_dtype_float32() == 6
 
 
 @pytest.mark.parametrize(
-    ("system", "file", "size_bytes"),
-    [("linux", "libtorch.so", 2048), ("darwin", "libtorch.dylib", 2), ("win32", "torch.dll", 2048)],
+    ("system", "file"), [("linux", "libtorch.so"), ("darwin", "libtorch.dylib"), ("win32", "torch.dll")]
 )
-def test_names_of_libraries_and_units_of_memory_are_the_systems(system: str, file: str, size_bytes: int) -> None:
-    assert (library_file("torch", system), peak_bytes(2, system)) == (file, size_bytes)
+def test_names_of_libraries_are_the_systems(system: str, file: str) -> None:
+    assert library_file("torch", system) == file
 
 
 @pytest.mark.parametrize("name", ["shm_comm", "ccl_comm"])

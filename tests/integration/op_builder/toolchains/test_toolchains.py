@@ -79,6 +79,7 @@ def test_toolkit_behind_a_wrapper_is_found(tmp_path: Path, memo: Memo) -> None:
     assert (toolkit.home / "include" / "cuda_runtime.h").is_file()
     assert toolkit.library_dir.is_dir()
     assert toolkit.version >= (11, 0)
+    assert (9, 0) in toolkit.archs
 
 
 NVCC = """case "$*" in

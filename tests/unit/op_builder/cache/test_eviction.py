@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, usages
+from op_builder.cache.key import unlisted
 from op_builder.cache.staging import this_host
 from op_builder.cache.store import MANIFEST, Cache
 from tests.support.entries import publish, set_used
@@ -61,7 +61,7 @@ def test_list_shows_op_size_and_use_with_options_before_or_after_it(
         assert main(arguments) == 0
         entries = json.loads(capsys.readouterr().out)["entries"]
         assert [entry["op"] for entry in entries] == ["small", "small", "other"]
-        assert all(entry["size_bytes"] > SIZE and not entry["in_use"] for entry in entries)
+        assert all(entry["size_bytes"] > SIZE for entry in entries)
     publish(filled, bytes(SIZE), op="an_op_with_a_long_name")
     assert re.search(r"an_op_with_a_long_name  \w{12} (.|\n)*d ago(.|\n)*4 entries", output(capsys, filled, "list"))
 
@@ -122,25 +122,27 @@ def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Ca
         set_used(entry, 0)
     pruned = command(capsys, filled, "prune", "--max-size", "1K")
     assert (pruned["removed"], len(pruned["kept"])) == ([], 3)
-    assert "3 entries kept: open in a process" in output(capsys, filled, "prune", "--max-size", "1K")
+    assert "3 entries kept: used within" in output(capsys, filled, "prune", "--max-size", "1K")
 
 
-@pytest.mark.parametrize("name", ["small.so", "header.gch"])
-def test_what_a_process_has_mapped_stays_though_the_cache_is_named_through_a_link(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+def test_the_least_recently_used_go_although_a_smaller_one_would_fit(
+    capsys: pytest.CaptureFixture[str], filled: Cache
 ) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "home").symlink_to(tmp_path / "disk")
-    cache = Cache(tmp_path / "home" / "cache")
-    entry = publish(cache)
-    (entry.directory / name).write_bytes(entry.artifact.read_bytes())
-    set_used(entry, 99)
-    (tmp_path / name).symlink_to(entry.directory / name)
-    with (tmp_path / name).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
-        assert command(capsys, cache, "prune", "--older-than", "1d")["removed"] == []
-        cleared = command(capsys, cache, "clear")
-        assert (cleared["removed"], cleared["in_use"]) == ([], [str(entry.directory)])
-    assert [usage.is_mapped for usage in usages(cache)] == [False]
+    newest, middle, oldest = usages(filled)
+    with middle.path.joinpath("small.so").open("ab") as file:
+        file.truncate(3 << 20)
+    removed = command(capsys, filled, "prune", "--max-size", "1M")["removed"]
+    assert removed == [str(middle.path), str(oldest.path)]
+    assert [usage.path for usage in usages(filled)] == [newest.path]
+
+
+def test_an_entry_that_only_its_own_process_uses_is_removed_after_a_minute(cache: Cache) -> None:
+    entry = publish(cache, headers=(unlisted("#embed in a.cpp"),))
+    keep_in_bounds(cache)
+    assert cache.entries() == [entry]
+    set_used(entry, 0.01)
+    keep_in_bounds(cache)
+    assert cache.entries() == []
 
 
 def test_clear_removes_everything_also_what_a_killed_build_left(

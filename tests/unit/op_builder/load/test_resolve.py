@@ -42,7 +42,6 @@ MANIFEST = Manifest(
     check="",
     built_at="",
     build_s=0.0,
-    peak_bytes=0,
     torch="2.13.0",
     accel_ops="1",
     needs={},

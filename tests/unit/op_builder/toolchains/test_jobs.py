@@ -47,15 +47,6 @@ def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[...,
     assert jobs.job_count(plan._replace(binding=Binding.TORCH), files) == 1
 
 
-def test_the_memory_that_a_compiler_took_before_counts_instead_of_what_is_typical(
-    plan: BuildPlan, host: Callable[..., HostFiles]
-) -> None:
-    files = host(memory_max=str(3000 * MEBIBYTE))
-    assert jobs.job_count(plan, files, measured_bytes=2000 * MEBIBYTE) == 1
-    torch = plan._replace(binding=Binding.TORCH)
-    assert jobs.job_count(torch, files, measured_bytes=100 * MEBIBYTE) == min(26, jobs.available_cores(files))
-
-
 def test_cpu_share_of_the_control_group_limits(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:
     assert jobs.job_count(plan, host(cpu_max="100000 100000")) == 1
 
