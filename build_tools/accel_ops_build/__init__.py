@@ -26,7 +26,7 @@ from typing import Any
 from setuptools import build_meta  # type: ignore[import-untyped]
 
 from accel_ops_build import sdist, wheels
-from accel_ops_build.target import PATH_PROGRAM, TORCH, Target, environment, fail, find_target, log
+from accel_ops_build.target import PATH_PROGRAM, TORCH, TargetPython, environment, fail, find_target, log
 
 Settings = Mapping[str, Any] | None
 
@@ -128,7 +128,7 @@ def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Se
     return [*needed, TORCH]
 
 
-def _find_target() -> Target | None:
+def _find_target() -> TargetPython | None:
     """The Python to build with; None if accel-ops itself is built and no torch is installed."""
     target = find_target()
     if not Path("op_builder", "prebuild").is_dir() and (target is None or not target.has_accel_ops):

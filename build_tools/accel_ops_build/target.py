@@ -42,7 +42,7 @@ _TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetPython:
     """A Python that has torch.
 
     Attributes:
@@ -84,7 +84,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def find_target() -> Target | None:
+def find_target() -> TargetPython | None:
     """The Python and the torch to build against; None if no torch is found and ACCEL_BUILD_TORCH is unset.
 
     Exits with an error if ACCEL_BUILD_TORCH is neither a Python nor a directory with torch.
@@ -104,7 +104,7 @@ def find_target() -> Target | None:
     return found
 
 
-def _named(place: Path, reason: str) -> Target | None:
+def _named(place: Path, reason: str) -> TargetPython | None:
     for python in (place, place / "bin" / "python"):  # a virtual environment may be named by its directory
         if python.is_file() and os.access(python, os.X_OK):
             return _ask(str(python), (), (), reason)  # without the build environment, which may have another torch
@@ -129,7 +129,7 @@ def _build_path() -> tuple[str, ...]:
     return tuple(os.path.abspath(path) for path in sys.path if os.path.isdir(path))
 
 
-def _ask(python: str, first: tuple[str, ...], last: tuple[str, ...], reason: str) -> Target | None:
+def _ask(python: str, first: tuple[str, ...], last: tuple[str, ...], reason: str) -> TargetPython | None:
     command = _command(python, _FIND_TORCH, first, last, ())
     try:
         done = subprocess.run(
@@ -143,7 +143,7 @@ def _ask(python: str, first: tuple[str, ...], last: tuple[str, ...], reason: str
         fail(f"{python} is not a Python interpreter; it printed {output!r}.", "Correct ACCEL_BUILD_TORCH.")
     origin, version, has_accel_ops = answer
     has_accel_ops = has_accel_ops or importlib.util.find_spec("op_builder") is not None
-    return Target(python, first, version, os.path.dirname(origin), has_accel_ops, reason) if origin else None
+    return TargetPython(python, first, version, os.path.dirname(origin), has_accel_ops, reason) if origin else None
 
 
 def _command(

@@ -31,6 +31,18 @@ def damaged(content: bytes, count: int, seed: int) -> Iterator[bytes]:
             yield content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :]
 
 
+def overwritten(content: bytes, count: int, seed: int) -> Iterator[bytes]:
+    """Variants with zeros, ones or random bytes, most of them near the start, where formats have their tables."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        variant = bytearray(content)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(min(len(variant), 0x1000) if chance.random() < 0.8 else len(variant))
+            value = chance.choice((b"\0", b"\xff", b"\x7f", b"\xff" * 4, b"\xff" * 8, b"\0" * 8, chance.randbytes(1)))
+            variant[at : at + len(value)] = value
+        yield bytes(variant)
+
+
 def hostile(record: dict[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Variants with a hostile value at a random place, a member more or a member less."""
     chance = random.Random(seed)

@@ -8,7 +8,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from accel_ops_build.target import PATH_PROGRAM, Target, find_target
+from accel_ops_build.target import PATH_PROGRAM, TargetPython, find_target
 
 from tests.support.compilers import program
 
@@ -35,7 +35,7 @@ def bare_venv(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
-def require_target() -> Target:
+def require_target() -> TargetPython:
     found = find_target()
     assert found is not None
     return found
@@ -94,7 +94,7 @@ def test_a_target_searches_its_own_packages_before_the_build_environments(
     (tmp_path / "first" / "json.py").write_text("raise SystemExit('is in the current directory')\n")
     (purelib(bare_venv) / "both.py").write_text("where = 'own'\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "last")])
-    target = Target(str(bare_venv / "bin" / "python"), (), "", "", False, "")
+    target = TargetPython(str(bare_venv / "bin" / "python"), (), "", "", False, "")
     program = f"{PATH_PROGRAM}\nimport both, only_last; print(both.where, *sys.argv[1:])"
 
     def printed(first: list[str]) -> str:

@@ -19,50 +19,13 @@ from tests.support.environments import ROOT, Environment, run
 pytestmark = pytest.mark.slow
 
 
-# Inputs are made without torch's own kernels, which round differently on different CPUs.
-STEP = """
-import json, torch
-assert torch.ones(3).add_(1).tolist() == [2.0, 2.0, 2.0]
-print("torch runs", flush=True)
-torch.set_num_threads(1)
-from op_builder import ops
-from op_builder.cpu import CPUAdamBuilder
-
-def tensor(number, size):
-    values = [((index * 7 + number * 13) % 29 - 14) / 16 for index in range(size)]
-    return torch.tensor(values)
-
-def trained(optimizer, dtype=torch.float32, **options):
-    parameters = [torch.nn.Parameter(tensor(0, size).to(dtype)) for size in (1003, 1, 64)]
-    stepping = optimizer(parameters, lr=0.03125, weight_decay=0.0625, **options)
-    for number in range(1, 4):
-        for parameter in parameters:
-            parameter.grad = tensor(number, parameter.numel()).to(dtype)
-        stepping.step()
-    return [value for parameter in parameters for value in parameter.detach().float().tolist()]
-
-result = {
-    "isa": CPUAdamBuilder().load().isa,
-    "CPUAdam": trained(ops.CPUAdam),
-    "CPUAdam, bfloat16": trained(ops.CPUAdam, torch.bfloat16),
-    "CPUAdam, amsgrad": trained(ops.CPUAdam, amsgrad=True),
-    "CPUAdagrad": trained(ops.CPUAdagrad),
-    "CPULamb": trained(ops.CPULamb),
-    "CPULion": trained(ops.CPULion),
-    "CPUSGD": trained(ops.CPUSGD, momentum=0.5),
-    "FusedAdam": trained(ops.FusedAdam),
-}
-print(json.dumps(result))
-"""
-
 Results = dict[str, list[float]]
 
 
 def stepped(environment: Environment, tmp_path: Path, *before: str, isa: str | None = None) -> tuple[str, Results]:
     """The instruction set in use and what each optimizer made of its parameters, from prebuilt ops alone."""
-    (tmp_path / "step.py").write_text(STEP)
     output = run(
-        *(*before, environment.python, tmp_path / "step.py"),
+        *(*before, environment.python, ROOT / "tests" / "support" / "optimizer_steps.py"),
         cwd=tmp_path,
         ACCEL_CPU_ISA=isa,
         ACCEL_JIT="0",

@@ -16,7 +16,7 @@ import torch
 from op_builder.cache.store import Cache
 from op_builder.report import doctor
 from tests.support.compilers import needs_gxx, shared_library
-from tests.support.foreign_package import python
+from tests.support.foreign_package import ROOT, python
 from tests.support.small_ops import make_small
 
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
@@ -56,22 +56,6 @@ FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-LOAD = """
-import ctypes, importlib.machinery as machinery, json, os, sys, torch
-def loads(path):
-    module, _, tag = os.path.basename(path).removesuffix(".so").partition(".")
-    if tag:
-        finder = machinery.FileFinder(sys.argv[1], (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES))
-        return finder.find_spec(module) is not None
-    try:
-        ctypes.CDLL(path)
-    except OSError:
-        return False
-    return True
-print(json.dumps({name: loads(os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}))
-"""
-
-
 def compiled(place: Path, name: str, source: str, link: tuple[str, ...] = ()) -> Path:
     return shared_library(place / name, source, *(flag.format(place) for flag in link))
 
@@ -91,8 +75,7 @@ def test_it_agrees_with_the_loader_also_without_section_headers(
                 content = bytearray((tmp_path / name).read_bytes())
                 content[40:48], content[58:64] = bytes(8), bytes(6)  # e_shoff; e_shentsize, e_shnum, e_shstrndx
                 (tmp_path / name).write_bytes(content)
-        command = [sys.executable, "-c", LOAD, tmp_path, *FILES]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = python(ROOT / "tests" / "support" / "loadable_libraries.py", tmp_path, *FILES)
         for name, loads in json.loads(done.stdout).items():
             assert doctor.main([str(tmp_path / name)]) == (0 if loads else 1), name
             words = FILES[name][2]
