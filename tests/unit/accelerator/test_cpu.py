@@ -54,24 +54,14 @@ def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | No
 
 
 def test_streams_events_and_graphs_are_nestable_no_ops(cpu: CPU_Accelerator) -> None:
-    stream = cpu.Stream(priority=-1)
-    start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
-    start.record()
-    with cpu.stream(stream), stream, end, cpu.stream(None):
-        assert stream.query() is end.query() is True
-    stream.record_event(end)
-    assert 0 <= start.elapsed_time(end) < 60_000
-    with pytest.raises(EventNotRecordedError, match="recorded"):
-        start.elapsed_time(cpu.Event())
-
-    graph, ran = cpu.create_graph(), []
-    with cpu.capture_to_graph(graph, pool=None, stream=stream), graph:
-        ran.append(1)
-    cpu.replay_graph(graph)
+    stream, event, graph = cpu.Stream(priority=-1), cpu.Event(), cpu.create_graph()
+    with cpu.stream(stream), stream, event, graph, cpu.stream(None):
+        assert stream.query() is event.query() is True
     with cpu.capture_to_graph(cpu.create_graph(), pool=graph.pool()):  # as captures share memory on CUDA
-        ran.append(2)
+        event.record()
     graph.reset()
-    assert ran == [1, 2]
+    with pytest.raises(EventNotRecordedError, match="recorded"):
+        event.elapsed_time(cpu.Event())
 
 
 def test_all_peaks_are_the_kernels_high_water_mark(host_files: WriteFiles) -> None:
@@ -112,9 +102,6 @@ def test_communication_is_gloo_unless_oneccl_imports(machine: Machine, tmp_path:
     assert CPU_Accelerator().communication_backend_name() == "gloo"
 
 
-def test_op_builders_are_found_by_name(cpu: CPU_Accelerator) -> None:
-    assert isinstance(cpu.create_op_builder("CPUAdamBuilder"), cpu.get_op_builder("CPUAdamBuilder"))
-    with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
-        cpu.get_op_builder("CPUAdmBuilder")
+def test_the_name_of_an_op_builder_is_a_string(cpu: CPU_Accelerator) -> None:
     with pytest.raises(UnknownOpError, match="NoneType"):
         cpu.get_op_builder(None)  # type: ignore[arg-type]
