@@ -15,13 +15,11 @@ from op_builder.spec import OpFamily
 # The module in op_builder.ops whose OP declares the op. It is imported when the op is first used.
 _MODULES = {
     "CPUAdamBuilder": "optim.cpu_adam",
-    "CPUAmsgradBuilder": "optim.cpu_amsgrad",
     "CPUAdagradBuilder": "optim.cpu_adagrad",
     "CPULionBuilder": "optim.cpu_lion",
     "CPULambBuilder": "optim.cpu_lamb",
     "CPUSGDBuilder": "optim.cpu_sgd",
     "FusedAdamBuilder": "optim.fused_adam",
-    "FusedAmsgradBuilder": "optim.fused_amsgrad",
     "FusedLionBuilder": "optim.fused_lion",
     "FusedLambBuilder": "optim.fused_lamb",
     "AsyncIOBuilder": "io.async_io",

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from op_builder.ops.optim.fused_op import FusedOp
-from tests.support.optimizer_reference import ADAM, AMSGRAD, LAMB, LION, Kind
+from tests.support.optimizer_reference import ADAM, LAMB, LION, Kind
 from tests.support.training_tensors import Tensors, guarded
 
 CHUNK = 4096  # small, so that tensors of some thousand elements have several chunks
-FUSED_KINDS = (ADAM, AMSGRAD, LION, LAMB)
+FUSED_KINDS = (ADAM, LION, LAMB)
 
 
 def lists_of(cases: Sequence[Tensors]) -> list[list[torch.Tensor]]:

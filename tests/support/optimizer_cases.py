@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,22 +12,10 @@ from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedA
 Params = list[torch.nn.Parameter]
 
 
-class CPUAmsgrad(CPUAdam):
-    """``amsgrad`` by default, so that the tests of all optimizers include a third state and another op."""
-
-    __init__ = functools.partialmethod(CPUAdam.__init__, amsgrad=True)
-
-
-class FusedAmsgrad(FusedAdam):
-    """As :class:`CPUAmsgrad`."""
-
-    __init__ = functools.partialmethod(FusedAdam.__init__, amsgrad=True)
-
-
 FRONT_ENDS = [CPUAdam, CPUAdagrad, CPULion, CPULamb, CPUSGD]
-HOST = [*FRONT_ENDS, CPUAmsgrad]
+HOST = FRONT_ENDS
 PACKING = [CPUAdam, CPUAdagrad, CPULion, CPUSGD]
-FUSED = [FusedAdam, FusedAmsgrad, FusedLion, FusedLamb]
+FUSED = [FusedAdam, FusedLion, FusedLamb]
 
 
 def make_params(dtype: torch.dtype = torch.float32) -> Params:

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -131,11 +131,9 @@ def _adam(param, grad, states, options, step, _stored):
     if not options["adamw_mode"]:
         grad = _with_l2(param, grad, options["weight_decay"])
     m, v = _moments(states, grad, options)
-    largest = tuple(before.maximum(v) for before in states[2:])  # AMSGrad's third state
-    (divisor,) = largest or (v,)
-    direction = m / (divisor.sqrt() * const(correction2**-0.5) + const(options["eps"]))
+    direction = m / (v.sqrt() * const(correction2**-0.5) + const(options["eps"]))
     decay = 1 - options["lr"] * options["weight_decay"] if options["adamw_mode"] else 1.0
-    return const(decay) * param + const(-options["lr"] / correction1) * direction, (m, v, *largest)
+    return const(decay) * param + const(-options["lr"] / correction1) * direction, (m, v)
 
 
 def _adagrad(param, grad, states, options, step, _stored):
@@ -215,7 +213,6 @@ ADAM = Kind(
     [*VARIANTS, *OF_BETAS, {"adamw_mode": False}, {"bias_correction": False}, {"eps": 0.1}],
     ("exp_avg", "exp_avg_sq"),
 )
-AMSGRAD = replace(ADAM, name="amsgrad", states=(*ADAM.states, "max_exp_avg_sq"), packs=False)
 ADAGRAD = Kind(
     "adagrad",
     _adagrad,
@@ -239,7 +236,7 @@ SGD = Kind(
     [*VARIANTS, {"nesterov": True}, {"dampening": 0.3}, {"momentum": 0, "dampening": 0.5}, {"momentum": 0.999}],
     ("momentum_buffer",),
 )
-KINDS = (ADAM, AMSGRAD, ADAGRAD, LION, LAMB, SGD)
+KINDS = (ADAM, ADAGRAD, LION, LAMB, SGD)
 
 
 @cache

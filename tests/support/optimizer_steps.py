@@ -36,7 +36,6 @@ if __name__ == "__main__":
         "isa": CPUAdamBuilder().load().isa,
         "CPUAdam": trained(ops.CPUAdam),
         "CPUAdam, bfloat16": trained(ops.CPUAdam, torch.bfloat16),
-        "CPUAdam, amsgrad": trained(ops.CPUAdam, amsgrad=True),
         "CPUAdagrad": trained(ops.CPUAdagrad),
         "CPULamb": trained(ops.CPULamb),
         "CPULion": trained(ops.CPULion),

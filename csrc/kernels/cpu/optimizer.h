@@ -72,9 +72,8 @@ template <class Optimizer>
 using KernelsOf = std::conditional_t<Optimizer::kIsTwoPass, TwoPassKernels, OptimizerKernel>;
 
 // The kernels of an optimizer for these types; `Optimizer` is the declaration in its header in formulas/, whose
-// coefficients they take. Null when `isa` is not supported here, or when the optimizer cannot pack its states: a
-// maximum of randomly rounded values only grows (AMSGrad), and two passes would decode twice (LAMB). Defined in the
-// optimizer's .cpp.
+// coefficients they take. Null when `isa` is not supported here, or when the optimizer cannot pack its states: two
+// passes would decode twice (LAMB). Defined in the optimizer's .cpp.
 template <class Optimizer>
 KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept;
 

@@ -177,10 +177,6 @@ void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int6
   }
 }
 
-// Whether a formula's states can be packed: an element has 32 random bits, 16 for each state.
-template <class Formula>
-constexpr bool kPacks = Formula::kStates <= 2;
-
 // Updates one whole block whose states are packed. Only for float parameters and gradients; other types are converted
 // first, because compiling this function takes longest.
 template <class Formula, class Codec>
@@ -189,7 +185,7 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
                                                    typename Codec::Element* const (&codes)[Formula::kStates],
                                                    float* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
-  static_assert(kPacks<Formula>);
+  static_assert(Formula::kStates <= 2);  // an element has 32 random bits, 16 for each state
   constexpr int kStates = Formula::kStates;
   constexpr int kStep = kGroup * kLanes;
   using Element = typename Codec::Element;
@@ -340,15 +336,9 @@ OptimizerKernel optimizer_kernel(const StoredTypes& types) {
         case StateStorage::as_param:
           return update_plain<Formula, P, G, P>;
         case StateStorage::stochastic_bfloat16:
-          if constexpr (kPacks<Formula>) {
-            return update_packed<Formula, P, StochasticBFloat16>;
-          }
-          break;
+          return update_packed<Formula, P, StochasticBFloat16>;
         case StateStorage::blockwise_8bit:
-          if constexpr (kPacks<Formula>) {
-            return update_packed<Formula, P, Blockwise8Bit>;
-          }
-          break;
+          return update_packed<Formula, P, Blockwise8Bit>;
       }
       return nullptr;
     });

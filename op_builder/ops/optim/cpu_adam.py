@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder.errors import OpArgumentError
 from op_builder.ops.declare import host_optimizer
-from op_builder.ops.optim import cpu_amsgrad
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 from op_builder.ops.optim.zenflow import HostAdam
-from op_builder.spec import OpFamily
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,10 +33,7 @@ class CPUAdam(HostOptimizer):
         betas: decay rates of the two moments, each in [0, 1).
         eps: added to the denominator.
         weight_decay: decoupled weight decay, or L2 penalty without ``adamw_mode``.
-        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
-            ``max_exp_avg_sq``. An option of a group; a separate op, loaded when the first such group is added, updates
-            it. Only with ``states`` of float32 or param: a maximum over randomly rounded values would follow the
-            roundings.
+        amsgrad: must be False. It keeps the place and the group option that torch's optimizers have.
         adamw_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
             group option ``decoupled_weight_decay``.
         fp32_optimizer_states: keep the moments in float32 whatever the parameter's type; False keeps them in the
@@ -79,14 +73,3 @@ class CPUAdam(HostOptimizer):
             decoupled_weight_decay=adamw_mode,
             bias_correction=bias_correction,
         )
-
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        if group["amsgrad"] and group["states"] not in ("float32", "param"):
-            raise OpArgumentError(
-                f"amsgrad={group['amsgrad']!r} with states={group['states']!r} is not supported by "
-                f"{type(self).__name__}: a maximum over randomly rounded values would follow the roundings.",
-                "Use states of float32 or param, or amsgrad=False.",
-            )
-
-    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:
-        return cpu_amsgrad.OP if group["amsgrad"] else self.NATIVE

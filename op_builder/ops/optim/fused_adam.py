@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from op_builder.cache.store import Cache
-from op_builder.errors import AccelError
 from op_builder.load.load import load
 from op_builder.ops.declare import fused_optimizer
-from op_builder.ops.optim import fused_amsgrad
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 from op_builder.ops.optim.vendor_adam import VendorAdam
-from op_builder.spec import OpFamily
 
 OP = fused_optimizer("fused_adam", "FusedAdamBuilder", "Adam and AdamW", FusedOp, has_sycl=True, elsewhere=VendorAdam)
 
@@ -39,9 +36,7 @@ class FusedAdam(FusedOptimizer):
         adam_w_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
             group option ``decoupled_weight_decay``.
         weight_decay: decoupled weight decay, or L2 penalty without ``adam_w_mode``.
-        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
-            ``max_exp_avg_sq``. An option of a group; a separate op, loaded when the first such group is added, updates
-            it.
+        amsgrad: must be False. It keeps the place and the group option that torch's optimizers have.
         maximize: maximise the objective.
         capturable: kept for :class:`torch.optim.AdamW`, which may load the state; has no effect here.
         states: storage of the moments: ``float32`` or ``param`` (the parameter's type; float16 holds
@@ -83,25 +78,13 @@ class FusedAdam(FusedOptimizer):
             states=states,
         )
 
-    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:
-        return fused_amsgrad.OP if group["amsgrad"] else self.NATIVE
-
 
 class SYCLFusedAdam(FusedAdam):
-    """:class:`op_builder.ops.FusedAdam` with SYCL kernels, on any accelerator; options and state are the same, without
-    ``amsgrad``.
+    """:class:`op_builder.ops.FusedAdam` with SYCL kernels, on any accelerator; options and state are the same.
 
     On an XPU device :class:`op_builder.ops.FusedAdam` already uses these kernels. This class is for parameters in host
     memory, which a SYCL CPU device updates in place: to test a GPU's kernels on a machine without one.
     """
 
-    def _load(self, op: OpFamily) -> Any:
-        return load(op.spec_for("xpu"), Cache())
-
-    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:
-        if group["amsgrad"]:
-            raise AccelError(
-                "SYCLFusedAdam does not support amsgrad=True.",
-                "Pass amsgrad=False, or use CPUAdam or FusedAdam, which support it for parameters in host memory.",
-            )
-        return super()._op_of(group)
+    def _load(self) -> Any:
+        return load(self.NATIVE.spec_for("xpu"), Cache())

@@ -12,7 +12,6 @@ from op_builder.load.load import load
 from op_builder.ops.declare import fused_optimizer
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.ops.optim.fused_optimizer import FusedOptimizer
-from op_builder.spec import OpFamily
 
 OP = fused_optimizer("fused_lion", "FusedLionBuilder", "Lion", FusedOp, has_sycl=True)
 
@@ -54,5 +53,5 @@ class FusedLion(FusedOptimizer):
 class SYCLFusedLion(FusedLion):
     """:class:`op_builder.ops.FusedLion` with SYCL kernels, as :class:`op_builder.ops.SYCLFusedAdam`."""
 
-    def _load(self, op: OpFamily) -> Any:
-        return load(op.spec_for("xpu"), Cache())
+    def _load(self) -> Any:
+        return load(self.NATIVE.spec_for("xpu"), Cache())

@@ -17,7 +17,6 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, untraced
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.optimizer import NativeOptimizer
-from op_builder.spec import OpFamily
 
 
 class FusedOptimizer(NativeOptimizer):
@@ -30,8 +29,8 @@ class FusedOptimizer(NativeOptimizer):
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param")
     CHUNK_SIZE: ClassVar[int] = 65536
 
-    def _load(self, op: OpFamily) -> Any:
-        return load_for_device(op, Cache())
+    def _load(self) -> Any:
+        return load_for_device(self.NATIVE, Cache())
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -98,8 +97,8 @@ class FusedOptimizer(NativeOptimizer):
         elif lr.numel() != 1:
             raise OpArgumentError(f"lr is a tensor of {lr.numel()} elements.", "Pass a tensor of one element.")
 
-    def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
-        op = self.native_of(group)
+    def _check_device(self, param: torch.Tensor, what: str) -> None:
+        op = self.native()
         if isinstance(op, FusedOp) and param.device.type not in op.devices:
             raise OpArgumentError(
                 f"{what} is on device {param.device}, for which the loaded op has no kernels.",

@@ -20,7 +20,6 @@ from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
-from op_builder.spec import OpFamily
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
@@ -69,8 +68,8 @@ class HostOptimizer(NativeOptimizer):
     skipped: bool
     _hooks: list[Any]  # of in_backward
 
-    def _load(self, op: OpFamily) -> Any:
-        return load_host(op)
+    def _load(self) -> Any:
+        return load_host(self.NATIVE)
 
     def __init__(self, params: Iterable[Any], settings: HostSettings, **options: Any) -> None:
         """``options`` are the defaults of the groups; for ``settings`` see :class:`HostSettings`."""
@@ -207,14 +206,16 @@ class HostOptimizer(NativeOptimizer):
         self._check_group(group)
         self.check_tensors(param, place, group)
         assert param.grad is not None
-        state, op = self.state_of(param, group), self.native_of(group)
+        state, op = self.state_of(param, group), self.native()
         states, scales = ([[state[name]] for name in names] for names in self.names_of(group))
         grad = param.grad.resolve_neg().contiguous()
         # The same place as in step(), so that random rounding gives the same bits.
         place_number = (group_index << 32) + index
         lists = TensorLists([param], [grad], states, scales, self._groups.copies_of([param]), [place_number])
         step = int(step_count(f"The state of {place}", state["step"])) + 1
-        with Batch(group, group_index, op, indices=[index], params=[param]).named_errors():
+        batch = Batch(group, group_index, op)
+        batch.indices, batch.params = [index], [param]
+        with batch.named_errors():
             op.update_list(lists, step, self._option_values(group, op), self._pass(group))
         state["step"] += 1
         self._after_update(group, [state["step"]])
@@ -283,7 +284,7 @@ class HostOptimizer(NativeOptimizer):
                 )
         super()._check_group(group)
 
-    def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def _check_device(self, param: torch.Tensor, what: str) -> None:
         if param.device.type != "cpu":
             raise OpArgumentError(
                 f"{what} is on device {param.device}; {type(self).__name__} supports CPU tensors.",

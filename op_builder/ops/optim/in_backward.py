@@ -20,7 +20,15 @@ from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.sharding import is_dtensor, is_flat
 
 if TYPE_CHECKING:
-    from op_builder.ops.optim.host_optimizer import HostOptimizer
+    from typing import Protocol
+
+    class UpdatesOne(Protocol):
+        """An optimizer that updates one parameter at a time."""
+
+        param_groups: list[dict[str, Any]]
+
+        def update_one(self, param: torch.Tensor, group_index: int, index: int) -> None: ...
+
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +45,7 @@ class _UpdateOne:
     collection, which could never free an optimizer and parameters that keep each other.
     """
 
-    def __init__(self, optimizer: HostOptimizer, group_index: int, index: int) -> None:
+    def __init__(self, optimizer: UpdatesOne, group_index: int, index: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self._place = group_index, index
 
@@ -60,7 +68,7 @@ class _UpdateOne:
         param.grad = None
 
 
-def _current_place(optimizer: HostOptimizer, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:
+def _current_place(optimizer: UpdatesOne, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:
     """Where a parameter is now: groups may be removed and reordered."""
     groups = optimizer.param_groups
     if group_index < len(groups):
@@ -77,7 +85,7 @@ def _current_place(optimizer: HostOptimizer, param: torch.Tensor, group_index: i
     )
 
 
-def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
+def add_hooks(optimizer: UpdatesOne, group_index: int) -> list[Any]:
     """Update the parameters of a group during ``backward()``; returns the handles of the hooks.
 
     A parameter that requires no gradient gets no hook: ``step()`` updates it, should it have a gradient later.
@@ -109,7 +117,7 @@ def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
     return handles
 
 
-def remove_hooks(optimizer: HostOptimizer, handles: list[Any]) -> None:
+def remove_hooks(optimizer: UpdatesOne, handles: list[Any]) -> None:
     """Undo :func:`add_hooks`; empties ``handles``."""
     while handles:
         handles.pop().remove()

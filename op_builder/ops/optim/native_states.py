@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from op_builder.errors import IncompatibleOpError, OpArgumentError
 from op_builder.ops.arguments import step_count
 from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.checks import check_shapes
+from op_builder.ops.optim.checks import check_grad, check_param, check_shapes
 from op_builder.ops.optim.native_op import NativeOp
 from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
 from op_builder.ops.optim.small_tensors import SmallTensors
@@ -22,29 +22,27 @@ class NativeStates(Optimizer):
     """The part of :class:`~op_builder.ops.optim.optimizer.NativeOptimizer` that concerns states.
 
     Attributes:
-        NATIVE: the native op, unless a group's options need another.
+        NATIVE: the native op.
         NON_NEGATIVE: the states without a sign.
+        NEEDS_NORMS: whether the formula needs the norm of each parameter.
     """
 
     NATIVE: ClassVar[OpFamily]
-    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
+    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq"})
+    NEEDS_NORMS: ClassVar[bool] = False
 
-    _natives: dict[str, NativeOp]
+    _native: NativeOp | None
     _memory: SmallTensors
 
     # Overridden by some optimizers --------------------------------------------------------------
 
-    def _op_of(self, group: Mapping[str, Any]) -> OpFamily:  # noqa: ARG002
-        """The native op that updates a group."""
-        return self.NATIVE
-
-    def _load(self, op: OpFamily) -> Any:
-        """Load a native op for the device of the optimizer's parameters."""
+    def _load(self) -> Any:
+        """Load the native op for the device of the optimizer's parameters."""
         raise NotImplementedError
 
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of a group's states in addition to ``step``, in its op's order."""
-        return self.native_of(group).states
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """The names of a group's states in addition to ``step``, in the op's order."""
+        return self.native().states
 
     def _first_value(self, _name: str, _group: Mapping[str, Any]) -> float:
         """The initial value of a state."""
@@ -53,6 +51,10 @@ class NativeStates(Optimizer):
     def _step_if_missing(self, _state: Mapping[str, Any]) -> float:
         """The number of updates of a saved state that lacks ``step``."""
         return 0.0
+
+    def _check_device(self, param: torch.Tensor, what: str) -> None:
+        """Raise an OpArgumentError if the op does not support a parameter's device."""
+        raise NotImplementedError
 
     # Memory of states -----------------------------------------------------------------------------
 
@@ -76,18 +78,35 @@ class NativeStates(Optimizer):
 
     # Called by PreparedGroups -----------------------------------------------------------------
 
-    def native_of(self, group: Mapping[str, Any]) -> NativeOp:
-        """The native op that updates a group, loaded at the first call."""
-        op = self._op_of(group)
-        if op.name not in self._natives:
-            native = self._load(op)
+    def native(self) -> NativeOp:
+        """The native op, loaded at the first call."""
+        if self._native is None:
+            native = self._load()
             if not isinstance(native, NativeOp):
                 raise IncompatibleOpError(
-                    f"{type(self).__name__} needs a native op; {op.builder} has none for this device.",
+                    f"{type(self).__name__} needs a native op; {self.NATIVE.builder} has none for this device.",
                     "Use an optimizer of torch or of the device's vendor, or this project's CPU optimizers.",
                 )
-            self._natives[op.name] = native
-        return self._natives[op.name]
+            self._native = native
+        return self._native
+
+    def check_param(self, param: torch.Tensor, place: str) -> None:
+        """Raise an OpArgumentError if a parameter, called ``place``, does not fit."""
+        self._check_device(param, place[0].upper() + place[1:])
+        check_param(place, param, is_normed=self.NEEDS_NORMS)
+
+    def check_grad(self, grad: torch.Tensor, param: torch.Tensor, place: str) -> None:
+        """Raise an OpArgumentError if the gradient of a parameter does not fit."""
+        check_grad(place, grad, param, type(self).__name__)
+
+    def check_tensors(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        """Raise an OpArgumentError if a parameter, its gradient or its state does not fit."""
+        self.check_param(param, place)
+        if param.grad is not None:
+            self.check_grad(param.grad, param, place)
+        state = self.state.get(param, {})
+        if state:
+            self.check_state(state, param, place, group)
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """The names of the states in the native op's order, and of their scales."""

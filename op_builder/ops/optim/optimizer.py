@@ -10,7 +10,7 @@ import torch
 
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import check_betas, finite_number, untraced
-from op_builder.ops.optim.checks import check_grad, check_param, place_of
+from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.native_states import NativeStates
 from op_builder.ops.optim.prepared_groups import PreparedGroups
 from op_builder.ops.optim.small_tensors import SmallTensors
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
 _IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
-# The only supported value of an option that every group has.
+# Options that every group has.
 _FIXED: dict[str, Any] = {"differentiable": False}
+# The only supported values of options.
+_SUPPORTED: dict[str, Any] = {**_FIXED, "amsgrad": False}
 
 
 class NativeOptimizer(NativeStates):
@@ -32,12 +34,10 @@ class NativeOptimizer(NativeStates):
         NUMBERS: group options that are finite numbers of at least 0.
         STORAGES: the supported values of the group option ``states``: ``float32``, ``param`` (the parameter's type),
             ``bfloat16`` with stochastic rounding, or ``8bit`` with a scale for each 256 elements.
-        NEEDS_NORMS: whether the formula needs the norm of each parameter.
     """
 
     NUMBERS: ClassVar[tuple[str, ...]] = ("eps", "weight_decay")
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
-    NEEDS_NORMS: ClassVar[bool] = False
 
     _groups: PreparedGroups
     _loading: Mapping[str, Any] | None = None
@@ -57,7 +57,7 @@ class NativeOptimizer(NativeStates):
 
     def _make_unsaved(self) -> None:
         """Make the attributes that are not saved."""
-        self._natives = {}
+        self._native = None
         self._memory = SmallTensors()
         self._groups = PreparedGroups()
 
@@ -79,10 +79,6 @@ class NativeOptimizer(NativeStates):
         """Raise an OpArgumentError unless it is a finite number of at least 0."""
         finite_number("lr", lr)
 
-    def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
-        """Raise an OpArgumentError if the op does not support a parameter's device."""
-        raise NotImplementedError
-
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -91,9 +87,9 @@ class NativeOptimizer(NativeStates):
         group = self.param_groups[-1]
         try:
             self._check_group(group)
-            self.native_of(group)
+            self.native()
             for index, param in enumerate(group["params"]):
-                self.check_param(param, place_of(len(self.param_groups) - 1, index, param), group)
+                self.check_param(param, place_of(len(self.param_groups) - 1, index, param))
         except AccelError:
             self.param_groups.pop()
             raise
@@ -142,7 +138,7 @@ class NativeOptimizer(NativeStates):
             present = self.param_groups[index] if index < len(self.param_groups) else self.defaults
             groups.append({**present, **saved, "states": present["states"]})
             self._check_group(groups[-1])
-            self.native_of(groups[-1])
+            self.native()
             params = self.param_groups[index]["params"] if index < len(self.param_groups) else []
             pairs = zip(saved["params"], params, strict=False)  # torch checks the lengths
             for at, (number, param) in enumerate(pairs):
@@ -160,8 +156,7 @@ class NativeOptimizer(NativeStates):
                 group.setdefault(name, value)
         if self._loading is None:
             self._make_unsaved()
-            for group in self.param_groups:
-                self.native_of(group)
+            self.native()
             return
         # The base class has converted all states to the parameter's type. The given state may have more bits.
         saved_ids = [index for group in self._loading["param_groups"] for index in group["params"]]
@@ -212,30 +207,12 @@ class NativeOptimizer(NativeStates):
             return named
         return error
 
-    def check_tensors(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
-        """Raise an OpArgumentError if a parameter, its gradient or its state does not fit."""
-        self.check_param(param, place, group)
-        if param.grad is not None:
-            self.check_grad(param.grad, param, place)
-        state = self.state.get(param, {})
-        if state:
-            self.check_state(state, param, place, group)
-
     def _option_values(self, group: Mapping[str, Any], op: NativeOp) -> list[float]:
         """The options of a group's update, in the op's order."""
         numbers = self._numbers(group)
         return [float(numbers[name]) for name in op.options]
 
     # Checks -----------------------------------------------------------------------------------
-
-    def check_param(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
-        """Raise an OpArgumentError if a parameter, called ``place``, does not fit."""
-        self._check_device(param, place[0].upper() + place[1:], group)
-        check_param(place, param, is_normed=self.NEEDS_NORMS)
-
-    def check_grad(self, grad: torch.Tensor, param: torch.Tensor, place: str) -> None:
-        """Raise an OpArgumentError if the gradient of a parameter does not fit."""
-        check_grad(place, grad, param, type(self).__name__)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         self._check_lr(group["lr"])
@@ -246,10 +223,10 @@ class NativeOptimizer(NativeStates):
                 finite_number(name, group[name])
         if group["states"] not in self.STORAGES:
             raise OpArgumentError(f"states is {group['states']!r}.", f"Choose one of: {', '.join(self.STORAGES)}.")
-        for name, value in _FIXED.items():
-            if group[name] != value:
+        for name, value in _SUPPORTED.items():
+            if group.get(name, value) != value:
                 raise OpArgumentError(
                     f"{name}={group[name]!r} is not supported by {type(self).__name__}.",
-                    f"Leave {name} at {value!r}, or use torch.optim's optimizer.",
+                    f"Leave {name} at {value!r}, or use an optimizer of torch, such as torch.optim.AdamW.",
                 )
         self._check_options(group)

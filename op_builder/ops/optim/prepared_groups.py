@@ -12,7 +12,6 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import attrgetter, is_, is_not
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,13 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.native_op import PreparedList
+from op_builder.ops.optim.native_states import NativeStates
 from op_builder.ops.optim.sharding import Sharding, is_flat, local_of, sharding_of
 from op_builder.ops.optim.state_entries import Changes, StateEntry
 from op_builder.ops.optim.tensor_lists import TensorLists
 
 if TYPE_CHECKING:
     from op_builder.ops.optim.native_op import NativeOp
-    from op_builder.ops.optim.optimizer import NativeOptimizer
 
 _grad_of = attrgetter("grad")
 
@@ -41,7 +40,6 @@ _REMEDIES = {
 }
 
 
-@dataclass
 class Batch:
     """The parameters of a group that one native call updates, as they were when it was prepared.
 
@@ -56,17 +54,19 @@ class Batch:
             that are not distributed as their parameter is.
     """
 
-    group: dict[str, Any]
-    group_index: int
-    op: NativeOp
-    sharding: Sharding | None = None
-    indices: list[int] = field(default_factory=list)
-    params: list[torch.Tensor] = field(default_factory=list)
-    shards: list[torch.Tensor] = field(default_factory=list)
-    named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    grads: list[torch.Tensor] = field(default_factory=list)
-    copied: list[torch.Tensor] = field(default_factory=list)
-    prepared: PreparedList = field(init=False)
+    prepared: PreparedList
+
+    def __init__(self, group: dict[str, Any], group_index: int, op: NativeOp, sharding: Sharding | None = None) -> None:
+        self.group = group
+        self.group_index = group_index
+        self.op = op
+        self.sharding = sharding
+        self.indices: list[int] = []
+        self.params: list[torch.Tensor] = []
+        self.shards: list[torch.Tensor] = []
+        self.named: dict[str, list[torch.Tensor]] = {}
+        self.grads: list[torch.Tensor] = []
+        self.copied: list[torch.Tensor] = []
 
     def local_grads(self, grads: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The local shards of the gradients, first unchanged, then redistributed like the parameters."""
@@ -148,7 +148,7 @@ class PreparedGroups:
 
     def current(
         self,
-        owner: NativeOptimizer,
+        owner: NativeStates,
         groups: Sequence[dict[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
         *,
@@ -160,7 +160,7 @@ class PreparedGroups:
         """
         grads = [list(map(_grad_of, group["params"])) for group in groups]
         batches = self._batches
-        if batches is None or not self._fits(owner, groups, state):
+        if batches is None or not self._fits(groups, state):
             batches = self._prepare(owner, groups, grads, state)
         elif (
             self._grads is None
@@ -238,14 +238,13 @@ class PreparedGroups:
 
     def _fits(
         self,
-        owner: NativeOptimizer,
         groups: Sequence[Mapping[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> bool:
         """Whether the lists have the present parameters and states."""
         return (
             len(groups) == len(self._seen_params)
-            and _storages_and_ops(owner, groups) == self._seen_storages
+            and [group["states"] for group in groups] == self._seen_storages
             and all(map(_same, [group["params"] for group in groups], self._seen_params))
             and _same(list(state.values()), self._seen_states)  # a third faster than over the values themselves
             and not self._changes.any
@@ -254,16 +253,15 @@ class PreparedGroups:
 
     def _prepare(
         self,
-        owner: NativeOptimizer,
+        owner: NativeStates,
         groups: Sequence[dict[str, Any]],
         grads: list[list[torch.Tensor | None]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> list[Batch]:
         """Check everything, make missing states, and prepare the lists."""
         self.forget()
-        storages = _storages_and_ops(owner, groups)
         batches: list[Batch] = []
-        for group_index, (group, (_, op)) in enumerate(zip(groups, storages, strict=True)):
+        for group_index, group in enumerate(groups):
             parts: dict[tuple[bool, torch.device, Sharding | None], Batch] = {}
             if len(set(map(id, group["params"]))) < len(group["params"]):  # two threads would update it at once
                 raise OpArgumentError(
@@ -273,13 +271,13 @@ class PreparedGroups:
                 if grad is None:
                     continue
                 place = place_of(group_index, index, param)
-                owner.check_param(param, place, group)
+                owner.check_param(param, place)
                 owner.check_grad(grad, param, place)
                 if state.get(param):
                     owner.check_state(state[param], param, place, group)
                 sharding = sharding_of(param)
                 key = (id(param) in self._copies, param.device, sharding)
-                batch = parts.setdefault(key, Batch(group, group_index, op, sharding))
+                batch = parts.setdefault(key, Batch(group, group_index, owner.native(), sharding))
                 batch.indices.append(index)
                 batch.params.append(param)
                 batch.grads.append(grad)
@@ -311,16 +309,11 @@ class PreparedGroups:
         self._shardings = dict.fromkeys(sharding_of(param) for group in groups for param in group["params"])
         self._has_flat_params = any(is_flat(param) for group in groups for param in group["params"])
         self._seen_params = [tuple(group["params"]) for group in groups]
-        self._seen_storages = storages
+        self._seen_storages = [group["states"] for group in groups]
         self._seen_states = list(state.values())
         self._seen_present = [_present(group) for group in grads]
         self._grads = grads
         return batches
-
-
-def _storages_and_ops(owner: NativeOptimizer, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, NativeOp]]:
-    """The storage of each group's states, and the op that updates them."""
-    return [(group["states"], owner.native_of(group)) for group in groups]
 
 
 def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -> None:

@@ -4,7 +4,6 @@
 #include "kernels/cuda/fused_lamb.h"
 #include "kernels/cuda/multi_tensor.h"
 #include "kernels/formulas/adam.h"
-#include "kernels/formulas/amsgrad.h"
 #include "kernels/formulas/lion.h"
 
 using namespace accel;
@@ -16,7 +15,6 @@ using namespace accel::cuda;
     return fused_update<Optimizer>(tensors, count, Optimizer::options(options), step, *controls, chunk_size, nullptr); \
   }
 FUNCTION(adam, Adam)
-FUNCTION(amsgrad, Amsgrad)
 FUNCTION(lion, Lion)
 
 extern "C" int lamb(const DeviceTensor* tensors, std::size_t count, const double* options, double step,

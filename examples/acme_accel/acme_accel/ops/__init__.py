@@ -9,7 +9,6 @@ from __future__ import annotations
 from op_builder.cpu import (
     CPUAdagradBuilder,
     CPUAdamBuilder,
-    CPUAmsgradBuilder,
     CPULambBuilder,
     CPULionBuilder,
     CPUSGDBuilder,
@@ -18,7 +17,6 @@ from op_builder.cpu import (
 __all__ = [
     "CPUAdagradBuilder",
     "CPUAdamBuilder",
-    "CPUAmsgradBuilder",
     "CPULambBuilder",
     "CPULionBuilder",
     "CPUSGDBuilder",

@@ -20,7 +20,6 @@ from op_builder.ops.optim.host_optimizer import HostOptimizer
 from tests.support.optimizer_cases import (
     HOST,
     PACKING,
-    CPUAmsgrad,
     Params,
     assert_close,
     assert_equal,
@@ -57,7 +56,7 @@ def test_gradients_that_the_loop_drops_are_freed() -> None:
         assert [ref() for ref in held] == [None] * len(params)
 
 
-@pytest.mark.parametrize("front_end", [CPUAdam, CPUAmsgrad, FusedAdam])
+@pytest.mark.parametrize("front_end", [CPUAdam, FusedAdam])
 def test_an_optimizer_is_freed_with_the_last_reference_to_it(front_end: type) -> None:
     """Its states are gigabytes: they cannot wait for a garbage collection."""
     params = make_params()
@@ -136,8 +135,8 @@ def test_a_parameter_that_appears_twice_is_refused_at_the_step() -> None:
 
 
 def in_groups(params: Params) -> list[dict[str, Any]]:
-    """Two, of which only one is of AMSGrad, which another op updates, if the optimizer knows that."""
-    return [{"params": params[:2]}, {"params": params[2:], "lr": 0.02, "amsgrad": False}]
+    """Two with other learning rates."""
+    return [{"params": params[:2]}, {"params": params[2:], "lr": 0.02}]
 
 
 # In the pass of the update --------------------------------------------------------------------

@@ -55,6 +55,7 @@ def torchs_inputs() -> list[Any]:
         for info in optim_db
         if (name := info.optim_cls.__name__) in pairs
         for given in info.optim_inputs_func(device=device)
+        if not given.kwargs.get("amsgrad")
     ]
 
 
@@ -109,6 +110,21 @@ def test_a_compiled_training_step_leaves_the_graph_at_the_optimizer_alone(optimi
 
 
 # What every optimizer of torch does -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
+def test_amsgrad_is_refused_wherever_it_comes_from(optimizer: type[Any]) -> None:
+    made = optimizer(make_params())
+    saved = torch.optim.AdamW(make_params(), amsgrad=True).state_dict()
+    for call in (
+        lambda: optimizer(make_params(), amsgrad=True),
+        lambda: made.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "amsgrad": True}),
+        lambda: made.load_state_dict(saved),
+        lambda: made.param_groups[0].update(amsgrad=True) or made.step(),
+    ):
+        with pytest.raises(OpArgumentError, match="amsgrad") as caught:
+            call()
+        assert "torch.optim.AdamW" in caught.value.remedy
 
 
 def test_constructors_take_the_interfaces_order_of_arguments() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.errors import AccelError, OpArgumentError
+from op_builder.errors import OpArgumentError
 from op_builder.ops import (
     FusedLion,
     SYCLFusedAdam,
@@ -372,8 +372,3 @@ def test_the_optimizer_trains_as_torchs_or_the_cpus_does(ours, reference, option
     found = losses(ours, **options)
     assert found[-1] < 0.9 * found[0]
     torch.testing.assert_close(found, losses(reference, **options), rtol=tolerance, atol=0)
-
-
-def test_a_group_with_amsgrad_is_refused_and_says_why():
-    with pytest.raises(AccelError, match="does not support amsgrad"):
-        SYCLFusedAdam([torch.nn.Parameter(torch.ones(3))], amsgrad=True)

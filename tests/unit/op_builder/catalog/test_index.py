@@ -19,7 +19,6 @@ from op_builder.spec import OUR_DEVICES, OpFamily
 ROOT = Path(__file__).resolve().parents[4]
 IN_HOST_MEMORY = {
     "CPUAdamBuilder",
-    "CPUAmsgradBuilder",
     "CPUAdagradBuilder",
     "CPULionBuilder",
     "CPULambBuilder",
@@ -30,7 +29,7 @@ IN_HOST_MEMORY = {
     "CCLCommBuilder",
 }
 ON_TORCH = {"PackbitsBuilder", "UtilsBuilder"}
-FUSED = {"FusedAdamBuilder", "FusedAmsgradBuilder", "FusedLionBuilder", "FusedLambBuilder"}
+FUSED = {"FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"}
 AVAILABLE = {
     "op_builder.cpu": IN_HOST_MEMORY | FUSED | ON_TORCH,
     "op_builder.cuda": IN_HOST_MEMORY | FUSED | ON_TORCH,

@@ -96,8 +96,8 @@ def test_the_npus_function_gets_powers_of_the_steps_before(adam: VendorAdam, mon
 
 def test_the_optimizer_class_needs_a_native_op() -> None:
     class OnThatDevice(FusedAdam):
-        def _make_builder(self, name: str) -> Any:  # noqa: ARG002
-            return FusedAdamBuilder()
+        def _load(self) -> Any:
+            return FusedAdamBuilder().load()
 
     with pytest.raises(IncompatibleOpError, match="needs a native op"):
         OnThatDevice([torch.nn.Parameter(torch.zeros(3))])
