@@ -258,7 +258,7 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
 
 def _cpu(binary: Binary, machine: Machine) -> Requirement:
     elf = binary.elf
-    level = int(elf.isa[-1]) if elf.isa[-2:-1] == "v" else 1
+    level = int(elf.isa.partition("-v")[2] or 1)
     answer = elf.isa or elf.machine
     reason = "the file is marked with this level" if elf.isa else "the file is marked with no instruction set"
     problem = f"the CPU is x86-64-v{machine.level}" if level > machine.level else ""
