@@ -56,6 +56,10 @@ def this_machine(origin: Path) -> Machine:
         # A shared libpython is open already.
         return name == sysconfig.get_config_var("INSTSONAME") or any(path.exists() for path in paths)
 
+    @functools.cache
+    def c_library() -> bytes:
+        return b"".join(Path(path).read_bytes() for path in cached.get("libc.so.6", ())[:1])
+
     level = re.search(r"x86-64-v(\d)", architecture_flag())
     threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     return Machine(
@@ -64,6 +68,7 @@ def this_machine(origin: Path) -> Machine:
         torch_needs=lambda: frozenset(name for library in own() for name in library.needed),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}",
         glibc=numbers(platform.libc_ver()[1]) if platform.libc_ver()[0] == "glibc" else (),
+        has_feature=lambda name: f"\0{name}\0".encode() in c_library(),
         cxx=cxx_library_versions(),
         machine=platform.machine(),
         level=int(level[1]) if level else 1,

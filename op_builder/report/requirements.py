@@ -58,7 +58,8 @@ class Machine(NamedTuple):
     Attributes:
         torch: its version; empty if it is not installed. ``torch_libraries``: names of its libraries.
         torch_needs: names of the libraries that those need, which are open once torch is imported.
-        python: ``3.11``, ``3.13t``. ``glibc``: numbers; empty on other systems.
+        python: ``3.11``, ``3.13t``. ``glibc``: numbers; empty on other systems. ``has_feature``: whether it defines a
+            version without a number, such as ``GLIBC_ABI_GNU_TLS``.
         cxx: versions that libstdc++ has: ``GLIBCXX_3.4.30``; empty if unknown.
         machine: architecture. ``level``: of x86-64, 1 to 4. ``cpu``: digest of the CPU's model and features.
         missing: those of the names that neither torch, Python nor the C and C++ libraries define.
@@ -70,6 +71,7 @@ class Machine(NamedTuple):
     torch_needs: Callable[[], frozenset[str]]
     python: str
     glibc: tuple[int, ...]
+    has_feature: Callable[[str], bool]
     cxx: frozenset[str]
     machine: str
     level: int
@@ -192,6 +194,11 @@ def _glibc(elf: Elf, machine: Machine) -> Requirement:
     problem = f"the C library is {here}" if machine.glibc < numbers(version) else ""
     answer = f"{version} and newer" if version else "any"
     reason = reason or "it needs no version of a symbol of glibc"
+    features = sorted(name for name in elf.versions if name.startswith("GLIBC_") and not newest_versions([name]))
+    if features:
+        answer += f" with {_some(features)}"
+        missing = [name for name in features if not machine.has_feature(name)]
+        problem = problem or (f"the C library lacks {_some(missing)}" if missing else "")
     if elf.has_executable_stack:
         answer = f"{version} to 2.40" if version else "up to 2.40"
         reason += "; newer ones refuse an executable stack: link it with -Wl,-z,noexecstack"
@@ -258,7 +265,7 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
 
 def _cpu(binary: Binary, machine: Machine) -> Requirement:
     elf = binary.elf
-    level = int(elf.isa[-1]) if elf.isa[-2:-1] == "v" else 1
+    level = int(elf.isa.partition("-v")[2] or 1)
     answer = elf.isa or elf.machine
     reason = "the file is marked with this level" if elf.isa else "the file is marked with no instruction set"
     problem = f"the CPU is x86-64-v{machine.level}" if level > machine.level else ""
