@@ -52,10 +52,11 @@ def __getattr__(name: str) -> Any:
             # An ImportError, because the import statement would replace an AttributeError's message.
             raise UnknownBuilderError(error.message, error.remedy) from None
     if name[0].isupper():  # not a submodule
-        from op_builder.errors import UnknownBuilderError, did_you_mean
+        from op_builder.errors import UnknownBuilderError
+        from op_builder.messages import did_you_mean
         from op_builder.ops import __all__ as front_ends
 
-        if near := did_you_mean(name, (f"op_builder.ops.{each}" for each in front_ends)):
+        if near := did_you_mean(name, (f"op_builder.ops.{each}" for each in front_ends), common="op_builder.ops."):
             raise UnknownBuilderError(f"op_builder has no {name}.", near)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from op_builder._version import __version__
 from op_builder.command_line import run_main
-from op_builder.errors import did_you_mean
+from op_builder.messages import did_you_mean
 
 
 class _Command(NamedTuple):

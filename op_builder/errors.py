@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    pass
 
 
 class AccelError(Exception):
@@ -27,15 +27,6 @@ class AccelError(Exception):
 
     def __str__(self) -> str:  # OSError, ImportError and KeyError would print their own fields
         return Exception.__str__(self)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the names, which may be dotted, whose last parts are most like ``name``; empty if none is."""
-    import difflib
-
-    short = {each.rpartition(".")[2]: each for each in known}
-    near = [short[each] for each in difflib.get_close_matches(name, short, cutoff=0.75)]
-    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 class EnvironmentValueError(AccelError, ValueError):

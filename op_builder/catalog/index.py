@@ -26,7 +26,6 @@ _MODULES = {
     "PinMemoryBuilder": "io.pin_memory",
     "ShareMemCommBuilder": "comm.shm_comm",
     "CCLCommBuilder": "comm.ccl_comm",
-    "PackBitsBuilder": "functional.pack_bits",
     "BlockQuantizeBuilder": "functional.block_quantize",
     "RMSNormBuilder": "functional.rms_norm",
     "PackbitsBuilder": "functional.packbits",

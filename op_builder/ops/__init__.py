@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from op_builder.ops.functional.registration import dequantize_blocks as dequantize_blocks
-    from op_builder.ops.functional.registration import packbits as packbits
-    from op_builder.ops.functional.registration import quantize_blocks as quantize_blocks
-    from op_builder.ops.functional.registration import rms_norm as rms_norm
-    from op_builder.ops.functional.registration import unpackbits as unpackbits
+    from op_builder.ops.functional.block_quantize import dequantize_blocks as dequantize_blocks
+    from op_builder.ops.functional.block_quantize import quantize_blocks as quantize_blocks
+    from op_builder.ops.functional.packbits import packbits as packbits
+    from op_builder.ops.functional.packbits import unpackbits as unpackbits
+    from op_builder.ops.functional.rms_norm import rms_norm as rms_norm
     from op_builder.ops.io.safetensors_file import load_safetensors as load_safetensors
     from op_builder.ops.io.tensor_store import TensorStore as TensorStore
     from op_builder.ops.optim.cpu_adagrad import CPUAdagrad as CPUAdagrad
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from op_builder.ops.optim.fused_lion import SYCLFusedLion as SYCLFusedLion
 
 _MODULES = {
-    "functional.registration": ("dequantize_blocks", "packbits", "quantize_blocks", "rms_norm", "unpackbits"),
+    "functional.block_quantize": ("dequantize_blocks", "quantize_blocks"),
+    "functional.packbits": ("packbits", "unpackbits"),
+    "functional.rms_norm": ("rms_norm",),
     "io.safetensors_file": ("load_safetensors",),
     "io.tensor_store": ("TensorStore",),
     "optim.cpu_adagrad": ("CPUAdagrad",),

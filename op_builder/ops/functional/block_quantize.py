@@ -11,7 +11,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import bounded_int, checked_shape
 from op_builder.ops.declare import sycl_spec
-from op_builder.ops.functional.device_tensors import call, require_plain
+from op_builder.ops.functional.device_tensors import call, load_sycl, require_plain
 from op_builder.spec import OpFamily
 
 _LARGEST_BLOCK = 2**62  # the kernels add it to a tensor's number of elements
@@ -107,3 +107,27 @@ OP = OpFamily(
     "block quantization to 8 or 4 bits, and dequantization",
     xpu=sycl_spec("block_quantize", BlockQuantizeModule),
 )
+
+
+def quantize_blocks(x: torch.Tensor, bits: int = 8, block_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of 8 or 4 ``bits`` of a float tensor, and a scale for each ``block_size`` elements.
+
+    Arguments, formats and errors: :meth:`op_builder.ops.functional.block_quantize.BlockQuantizeModule.quantize_blocks`.
+    """
+    codes, scales = load_sycl(OP).quantize_blocks(x, bits, block_size)
+    return codes, scales
+
+
+def dequantize_blocks(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 256,
+) -> torch.Tensor:
+    """The reverse of :func:`quantize_blocks`: a tensor of ``shape`` and ``dtype``.
+
+    Arguments and errors: :meth:`op_builder.ops.functional.block_quantize.BlockQuantizeModule.dequantize_blocks`.
+    """
+    x: torch.Tensor = load_sycl(OP).dequantize_blocks(codes, scales, shape, dtype, block_size)
+    return x

@@ -1,4 +1,7 @@
-"""Checks of tensors for the ops with SYCL kernels; their bindings check everything else."""
+"""The ops with SYCL kernels: loading them, and checks of tensors; their bindings check everything else.
+
+XPU tensors use torch's current stream, CPU tensors a SYCL CPU device, which the extra ``sycl`` installs.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from typing import Any
 
 import torch
 
+from op_builder.cache.store import Cache
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import explained, is_dense, not_dense
+from op_builder.load.load import load
+from op_builder.ops.arguments import explained, is_dense, not_dense, untraced
+from op_builder.spec import OpFamily
 
 _DEVICES = ("cpu", "xpu")
 
@@ -34,3 +40,18 @@ def call(op: Any, *arguments: object) -> None:
             op.default(*arguments)
     except NotImplementedError:
         raise OpArgumentError("torch has no kernel for a tensor of this kind.", "Pass plain tensors.") from None
+
+
+_loaded: dict[str, Any] = {}  # by name, because finding a loaded op takes milliseconds
+
+
+def load_sycl(op: OpFamily) -> Any:
+    """What an op with SYCL kernels loads; the first call loads it."""
+    if op.name not in _loaded:
+        _load(op)
+    return _loaded[op.name]
+
+
+@untraced
+def _load(op: OpFamily) -> None:
+    _loaded[op.name] = load(op.spec_for("xpu"), Cache())

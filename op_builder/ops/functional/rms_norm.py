@@ -9,7 +9,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, is_traced
 from op_builder.ops.declare import sycl_spec
-from op_builder.ops.functional.device_tensors import call, require_plain
+from op_builder.ops.functional.device_tensors import call, load_sycl, require_plain
 from op_builder.spec import OpFamily
 
 
@@ -64,3 +64,14 @@ OP = OpFamily(
     "RMSNorm over rows, optionally with a residual added first",
     xpu=sycl_spec("rms_norm", RMSNormModule),
 )
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, of ``x + residual`` if a residual is given.
+
+    Arguments and errors: :meth:`op_builder.ops.functional.rms_norm.RMSNormModule.rms_norm`.
+    """
+    normalised: torch.Tensor = load_sycl(OP).rms_norm(x, weight, eps, residual)
+    return normalised

@@ -23,7 +23,7 @@ from op_builder.ops import (
     rms_norm,
     unpackbits,
 )
-from op_builder.xpu import BlockQuantizeBuilder, FusedAdamBuilder, PackBitsBuilder, RMSNormBuilder
+from op_builder.xpu import BlockQuantizeBuilder, FusedAdamBuilder, PackbitsBuilder, RMSNormBuilder
 from tests.support.fused_cases import apply
 from tests.support.optimizer_reference import ADAM, make_tensors
 from tests.support.sycl_ops import needs_runtime
@@ -62,7 +62,7 @@ def test_bits_are_packed_and_unpacked_as_numpy_does(shape, bitorder):
 
 
 def test_nothing_beyond_the_packed_bytes_is_touched():
-    module = PackBitsBuilder().load()
+    module = PackbitsBuilder().load()
     for columns in (5, 8, 13, 4096):
         storage = torch.full(((columns + 7) // 8 + 2,), 77, dtype=torch.uint8)
         module.ops.pack.default(torch.zeros(columns, dtype=torch.uint8), storage[1:-1], columns, True)
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused(call, message):
 
 
 def test_opcheck_of_all_ops():
-    bits, blocks, norm = PackBitsBuilder().load().ops, BlockQuantizeBuilder().load().ops, RMSNormBuilder().load().ops
+    bits, blocks, norm = PackbitsBuilder().load().ops, BlockQuantizeBuilder().load().ops, RMSNormBuilder().load().ops
     bytes_, packed = random_bytes((3, 13)), torch.zeros(3, 2, dtype=torch.uint8)
     codes, scales = torch.zeros(100, dtype=torch.int8), torch.zeros(2)
     x, out = torch.randn(4, 8), torch.empty(4, 8)

@@ -35,7 +35,7 @@ AVAILABLE = {
     "op_builder.cuda": IN_HOST_MEMORY | FUSED | ON_TORCH,
     "op_builder.xpu": IN_HOST_MEMORY
     | ON_TORCH
-    | {"FusedAdamBuilder", "FusedLionBuilder", "PackBitsBuilder", "BlockQuantizeBuilder", "RMSNormBuilder"},
+    | {"FusedAdamBuilder", "FusedLionBuilder", "BlockQuantizeBuilder", "RMSNormBuilder"},
     # The CPU's fused optimizers could not work on their tensors; Adam is the vendor's or torch's.
     "op_builder.host": IN_HOST_MEMORY | ON_TORCH | {"FusedAdamBuilder"},
 }

@@ -1,4 +1,4 @@
-// The pack_bits op library: bytes to bits and back, with SYCL kernels.
+// The packbits op library: bytes to bits and back, with SYCL kernels.
 
 #include <cstdint>
 #include <string>
