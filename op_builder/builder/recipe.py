@@ -193,7 +193,7 @@ def _language(path: Path, owner: type) -> Language:
     language = SUFFIXES.get(path.suffix)
     if language is None:
         raise ArgumentError(
-            f"The source {str(path)!r} of {owner.__qualname__} has the suffix {path.suffix!r}, which no language has.",
+            f"The source {str(path)!r} of {owner.__qualname__} has the unknown suffix {path.suffix!r}.",
             f"Use one of {', '.join(sorted(SUFFIXES))}.",
         )
     return language

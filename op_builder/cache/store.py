@@ -139,7 +139,7 @@ class Cache:
         Raises:
             CacheError: the cache directory cannot be written.
         """
-        from op_builder.cache.staging import make_directory, sign_of_life, sweep  # 0.3 ms that only a build needs
+        from op_builder.cache.staging import make_directory, process_lock, sweep  # 0.3 ms that only a build needs
 
         parent = self.writable_dir(STAGING)
         with contextlib.ExitStack() as ending:
@@ -147,7 +147,7 @@ class Cache:
                 sweep(self.root)
                 directory = make_directory(parent, op)
                 ending.callback(shutil.rmtree, directory, ignore_errors=True)
-                ending.enter_context(sign_of_life(directory))
+                ending.enter_context(process_lock(directory))
             yield directory
 
     def publish(self, staged: Path, manifest: Manifest) -> Entry:

@@ -93,7 +93,7 @@ def test_a_directory_with_files_of_its_own_is_refused_and_stays_as_it_is(tmp_pat
     with pytest.raises(CacheError, match="is not empty and not a cache of accel-ops") as caught:
         publish(Cache(root))
     assert f"for example {root}/accel-ops" in caught.value.remedy
-    found = obstacle(Cache(root))
+    found = obstacle(root)
     assert found is not None
     assert str(found) == str(caught.value)
     Cache(root).memo.get("x", {}, lambda: ({}, []))
@@ -375,7 +375,7 @@ def test_what_is_no_signature_makes_no_cache(cache: Cache, make: Callable[[Path]
     entry = publish(cache)
     (cache.root / ownership.SIGNATURE).unlink()
     make(cache.root / ownership.SIGNATURE)
-    assert "not a cache of accel-ops" in str(obstacle(Cache(cache.root)))
+    assert "not a cache of accel-ops" in str(obstacle(cache.root))
     assert [main([name, "--directory", str(cache.root)]) for name in ("list", "verify", "clear")] == [0, 0, 2]
     assert entry.artifact.exists()
 
@@ -392,7 +392,7 @@ def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypat
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    for name in ("sweep", "make_directory", "sign_of_life"):
+    for name in ("sweep", "make_directory", "process_lock"):
         with monkeypatch.context() as failing:
             failing.setattr(f"op_builder.cache.staging.{name}", fail)
             with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):
