@@ -140,10 +140,7 @@ def test_a_builder_of_a_plain_library_gets_its_ctypes_object(place: Path) -> Non
         ({"sources": []}, "load: sources is empty"),
         ({"name": "  "}, "load: name is '  '"),
         ({"extra_cflags": 5}, "load: extra_cflags is 5"),
-        (
-            {"extra_cflags": "'-DX"},
-            'load: extra_cflags is "\'-DX", which cannot be split into words: No closing quotation',
-        ),
+        ({"extra_cflags": "'-DX"}, "cannot be split into words"),
         ({"extra_ldflags": [None]}, "load: extra_ldflags is [None]"),
         ({"build_directory": "m.cpp"}, "The library cannot be copied to build_directory 'm.cpp': File exists"),
         ({"verbose": "yes"}, "load: verbose is 'yes'"),
