@@ -69,8 +69,8 @@ def _resolved(
     raise SourceNotFoundError(
         f"{hook}({os.fspath(path)!r}), called by {caller.f_globals.get('__name__')}: {found} {what}.",
         archive_remedy([found])
-        or f"Name a {kind} relative to {file or 'the current directory'}; in an installed package, add it to the package "
-        "data.",
+        or f"Name a {kind} relative to {file or 'the current directory'}; in an installed package, add it to the "
+        "package data.",
     )
 
 
