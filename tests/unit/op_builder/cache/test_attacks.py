@@ -90,7 +90,7 @@ def contents(directory: Path) -> dict[Path, bytes]:
 def test_a_directory_with_files_of_its_own_is_refused_and_stays_as_it_is(tmp_path: Path, home: str) -> None:
     root = tmp_path / "project"
     before, listed = plant(root / home, (*FOREIGN, *LIKE_OURS)), sorted(root.rglob("*"))
-    with pytest.raises(CacheError, match="is not empty and not a cache of accel-ops") as caught:
+    with pytest.raises(CacheError, match="not a cache") as caught:
         publish(Cache(root))
     assert f"for example {root}/accel-ops" in caught.value.remedy
     found = obstacle(root)
@@ -253,7 +253,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
 
 def test_a_directory_for_the_files_of_all_users_is_refused_and_stays_open_to_them(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    with pytest.raises(CacheError, match=r"can be written by other users \(mode 1777\)") as caught:
+    with pytest.raises(CacheError, match="mode 1777") as caught:
         publish(Cache(tmp_path))
     assert f"for example {tmp_path}/accel-ops." in caught.value.remedy
     assert "chmod" not in caught.value.remedy
