@@ -10,3 +10,9 @@ null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null

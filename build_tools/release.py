@@ -41,11 +41,8 @@ TARGETS = {
         "NVCC_APPEND_FLAGS": "--compress-mode=size",  # nvcc's own mode makes binaries of four times the size
     },
 }
-# What an op may need: libraries of the system, and those of torch and oneCCL, which are opened before it.
-_LIBRARIES = re.compile(
-    r"/usr/lib/|/System/|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux"
-    r"|(@rpath/)?lib(torch|c10)\w*\.(so|dylib)$|libccl\.so\.1$"
-)
+# What an op may need in addition to the system's: libraries of torch and oneCCL, which are opened before it.
+_LIBRARIES = re.compile(r"lib(torch|c10)\w*\.so$|libccl\.so\.1$")
 
 
 def main() -> None:
@@ -74,8 +71,7 @@ def main() -> None:
                 fail(f"Two builds of {one.name} differ. {difference}")
         run(sys.executable, "-m", "twine", "check", "--strict", *first)
         for wheel in first[1:]:
-            check_binaries(wheel)
-            check_glibc(wheel)
+            check_wheel(wheel, Path(scratch))
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
         sums = {path.name: hashlib.sha256(Path(shutil.copy(path, DIST)).read_bytes()).hexdigest() for path in first}
@@ -153,50 +149,33 @@ def members(path: Path) -> list[tuple[str, object, bytes | None]]:
         return [(each.name, (each.mtime, each.mode, each.uname), file.read() if file else b"") for each, file in found]
 
 
-def check_binaries(wheel: Path) -> None:
-    """Compare a wheel's tag with its binaries: system, architecture, use of Python's API, libraries."""
-    import abi3info
-    import lief
-    from abi3info.models import PyVersion, Symbol
-
-    lief.logging.disable()  # it logs what it does not know of a binary
-    python, _, platform = wheel.stem.split("-")[-3:]
+def check_wheel(wheel: Path, scratch: Path) -> None:
+    """Check a wheel's contents, its libraries' use of Python's stable ABI, and what those for Linux need."""
+    # Modules of devices are equal files, and the project has two packages.
+    run("check-wheel-contents", "--ignore", "W002,W009", wheel)
     with zipfile.ZipFile(wheel) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist() if name.endswith((".so", ".dylib"))}
-    if not contents:
+        names = [name for name in archive.namelist() if name.endswith((".so", ".dylib"))]
+        libraries = [Path(archive.extract(name, scratch / wheel.stem)) for name in names]
+    if not libraries:
         fail(f"{wheel.name} contains no binary.")
-    for name, content in contents.items():
-        binary, prefix = lief.parse(io.BytesIO(content)), f"{wheel.name}: {name}"
-        if isinstance(binary, lief.ELF.Binary):
-            found, libraries = rf"manylinux_\d+_\d+_{binary.header.machine_type.name}", [*map(str, binary.libraries)]
-            used = [str(each.name) for each in binary.dynamic_symbols if each.shndx == 0]  # defined elsewhere
-        elif isinstance(binary, lief.MachO.Binary):
-            least, itself = binary.build_version.minos, lief.MachO.LoadCommand.TYPE.ID_DYLIB
-            found = f"macosx_{least[0]}_{least[1]}_{binary.header.cpu_type.name}"
-            libraries = [str(each.name) for each in binary.libraries if each.command != itself]
-            used = [str(each.name).removeprefix("_") for each in binary.imported_symbols]
-        else:
-            fail(f"{prefix} is a binary of neither Linux nor macOS.")
-        if not re.fullmatch(found, platform, re.IGNORECASE):
-            fail(f"{prefix} is for {found.lower()}.".replace(r"_\d+_\d+_", " "))
-        of_python = [Symbol(symbol) for symbol in used if re.match(r"_?Py[A-Z_]", symbol)]
-        for symbol in of_python if python == "py3" else []:
-            stable = abi3info.FUNCTIONS.get(symbol) or abi3info.DATAS.get(symbol)
-            if stable is None or stable.added > PyVersion(3, 10):
-                fail(f"{prefix} uses {symbol.name}, which not every Python's stable ABI has.")
-        if foreign := [each for each in libraries if not _LIBRARIES.match(each)]:
-            fail(f"{prefix} needs {foreign[0]}, which neither the system nor torch has.")
+    for library in libraries if "-py3-" in wheel.name else []:
+        run("abi3audit", "--strict", "--assume-minimum-abi3", "3.10", library.rename(library.with_suffix(".so")))
+    if "-manylinux_" in wheel.name:
+        audit = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
+        if misfit := platform_misfit(wheel.stem.rpartition("-")[2], audit):
+            fail(f"{wheel.name}: {misfit}.")
 
 
-def check_glibc(wheel: Path) -> None:
-    """Compare a Linux wheel's tag with what auditwheel finds in it."""
-    if not (promised := re.search(r"-manylinux_(\d+)_(\d+)_", wheel.name)):
-        return
-    audit = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
-    versions = [version for versions in audit["versioned_symbols"].values() for version in versions]
-    needed = max(tuple(map(int, each[6:].split("."))) for each in versions if each.startswith("GLIBC_"))
-    if needed > tuple(map(int, promised.groups())) or audit["unsupported_isa"]:
-        fail(f"{wheel.name} needs glibc {'.'.join(map(str, needed))}, or a newer CPU: run auditwheel show.")
+def platform_misfit(promised: str, audit: Mapping[str, Any]) -> str:
+    """How the platform tag of a wheel differs from what auditwheel found in it; empty if it fits."""
+    tags = (re.fullmatch(r"manylinux_(\d+)_(\d+)_(.*)", tag) for tag in (promised, audit["sym_tag"]))
+    (major, minor, machine), found = (tag.groups() if tag is not None else ("0", "0", "") for tag in tags)
+    if machine != found[2] or (int(major), int(minor)) < (int(found[0]), int(found[1])):
+        return f"its binaries need {audit['sym_tag']}"
+    if audit["unsupported_isa"]:
+        return "its binaries need a newer CPU"
+    foreign = [name for name in audit["external_libs"] if not _LIBRARIES.match(name)]
+    return f"its binaries need {foreign[0]}, which neither the system nor torch has" if foreign else ""
 
 
 def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
@@ -243,7 +222,11 @@ def git(*arguments: str) -> str:
 
 def run(*command: str | Path, **variables: str) -> str:
     """The output of a command; it and the error output are shown only if the command fails."""
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    # Programs of this environment, which need not be activated.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, env={**os.environ, "PATH": path, **variables}, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         words = " ".join(map(str, command))
         fail(f"{words} exited with status {done.returncode}.\n{done.stdout}{done.stderr}")

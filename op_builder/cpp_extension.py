@@ -283,7 +283,7 @@ def _source(name: str) -> str:
         )
     if path.suffix not in SUFFIXES:
         raise ArgumentError(
-            f"load: the source {name!r} has the suffix {path.suffix!r}, which no language has.",
+            f"load: the source {name!r} has the unknown suffix {path.suffix!r}.",
             f"Use one of {', '.join(sorted(SUFFIXES))}.",
         )
     return str(path)
@@ -297,5 +297,5 @@ def _shell_words(function: str, argument: str, value: Flags) -> list[str]:
         return [word for text in texts for word in shlex.split(text)]
     except ValueError as error:
         raise ArgumentError(
-            f"{function}: {argument} is {value!r}, which a shell cannot read: {error}.", "Correct the quotes."
+            f"{function}: {argument} is {value!r}, which cannot be split into words: {error}.", "Correct the quotes."
         ) from error

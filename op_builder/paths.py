@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -63,8 +64,16 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
     named_by = owner.__qualname__ if owner is not None else "the plan"
     raise SourceNotFoundError(
         f"The source {str(name)!r} named by {named_by} does not exist. Looked for:\n{listed}",
-        "Correct sources() or include_paths(); names are relative to the package of the builder's class.",
+        archive_remedy(candidates)
+        or "Correct sources() or include_paths(); names are relative to the package of the builder's class.",
     )
+
+
+def archive_remedy(candidates: Iterable[str]) -> str:
+    """What to do about sources that are imported from a zip file, which compilers cannot read; else empty."""
+    archives = (str(parent) for path in candidates for parent in Path(path).parents if parent.is_file())
+    archive = next(archives, "")
+    return f"Install the package unpacked: compilers cannot read sources in the file {archive}." if archive else ""
 
 
 def places(name: str | Path, owner: type | None = None) -> list[str]:

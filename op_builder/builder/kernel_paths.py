@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from op_builder.errors import SourceNotFoundError
+from op_builder.paths import archive_remedy
 
 Hook = Callable[["str | os.PathLike[str]"], str]
 
@@ -67,8 +68,9 @@ def _resolved(
     what = f"is not a {kind}" if os.path.exists(found) else "does not exist"
     raise SourceNotFoundError(
         f"{hook}({os.fspath(path)!r}), called by {caller.f_globals.get('__name__')}: {found} {what}.",
-        f"Name a {kind} relative to {file or 'the current directory'}; in an installed package, add it to the package "
-        "data.",
+        archive_remedy([found])
+        or f"Name a {kind} relative to {file or 'the current directory'}; in an installed package, add it to the "
+        "package data.",
     )
 
 

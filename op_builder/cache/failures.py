@@ -9,16 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from op_builder.cache import layout
 from op_builder.cache.ownership import distrusted, unusable
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import mapping_obstacle
 from op_builder.system.outcomes import Rejection
-
-if TYPE_CHECKING:
-    from op_builder.cache.store import Cache
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
 _WRITABLE_REMEDY = (
@@ -50,17 +46,16 @@ def errors_explained(root: Path) -> Iterator[None]:
         ) from error
 
 
-def obstacle(cache: Cache, op: str = "") -> CacheError | None:
-    """Why a binary (of ``op``) cannot be written to ``cache`` and opened there; None if it can. Creates nothing.
+def obstacle(root: Path, op: str = "") -> CacheError | None:
+    """Why a binary (of ``op``) cannot be written to the cache at ``root`` and opened there; creates nothing.
 
     Every existing directory that a build writes to is tried, because another user may own one of them.
     """
-    root = cache.root
     names = [(), *((name,) for name in _WRITTEN), *([(layout.OPS, op)] if op else [])]
     refusals = (distrusted(str(root), layout.HOME, *name) for name in names)
     if (refusal := layout.refused(root) or next(filter(None, refusals), None)) is not None:
         return unusable(root, refusal)
-    places = dict.fromkeys(_existing(path) for path in (root, *(cache.home.joinpath(*name) for name in names)))
+    places = dict.fromkeys(_existing(path) for path in (root, *(root.joinpath(layout.HOME, *name) for name in names)))
     reason = next(filter(None, map(_writing_obstacle, places)), "")
     return unusable(root, Rejection(reason, _WRITABLE_REMEDY)) if reason else None
 

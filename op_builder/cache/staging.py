@@ -47,7 +47,7 @@ def this_host() -> str:
 
 
 @contextmanager
-def sign_of_life(directory: Path) -> Iterator[None]:
+def process_lock(directory: Path) -> Iterator[None]:
     """Hold a lock in a staging directory, which ends with this process however it ends."""
     fresh = directory / f"{_ALIVE}.new"
     with fresh.open("w") as file:
@@ -86,7 +86,7 @@ def _is_abandoned(staging: Folder, name: str, now: float) -> bool:
         locked = False
     except OSError:  # the file system does not support locks
         return age_s > SURELY_OVER_S
-    # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
+    # Either is enough: a lock may be lost, and a process of another container is not seen.
     return not locked and not _process_lives(rest.partition("@")[0])
 
 

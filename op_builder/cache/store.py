@@ -150,7 +150,7 @@ class Cache:
         Raises:
             CacheError: the cache directory cannot be written.
         """
-        from op_builder.cache.staging import make_directory, sign_of_life, sweep
+        from op_builder.cache.staging import make_directory, process_lock, sweep
 
         parent = self.writable_dir(STAGING)
         with contextlib.ExitStack() as ending:
@@ -158,7 +158,7 @@ class Cache:
                 sweep(self.root)
                 directory = make_directory(parent, op)
                 ending.callback(shutil.rmtree, directory, ignore_errors=True)
-                ending.enter_context(sign_of_life(directory))
+                ending.enter_context(process_lock(directory))
             yield directory
 
     def publish(self, staged: Path, manifest: Manifest) -> Entry:

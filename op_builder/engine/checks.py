@@ -63,7 +63,7 @@ def ninja_check() -> CheckOutcome:
 
 def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
     """The cache directory can be written or created, and binaries there can be opened."""
-    found = obstacle(cache, op)
+    found = obstacle(cache.root, op)
     if found is not None:
         return Failed("cache directory", found.message, found.remedy)
     return Passed("cache directory", str(cache.root))

@@ -17,7 +17,13 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
-from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, require_libgomp, small_library
+from op_builder.toolchains.packaged import (
+    openmp_headers,
+    openmp_runtime,
+    require_libgomp,
+    small_library,
+    supported_link_flags,
+)
 from op_builder.toolchains.toolset import Compiler, Toolset
 
 # The object that linked device code becomes, named as torch names it.
@@ -321,7 +327,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         # The loader finds torch's functions in the process; the binary names no library of torch.
         start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *own)
         return (*start, *objects, "-o", plan.artifact_name, *plan.link_flags)
-    link_flags = plan.link_flags
+    link_flags = tuple(supported_link_flags(plan.link_flags)) if toolset.cxx.is_zig else plan.link_flags
     openmp: list[str] = []
     if _has_packaged_openmp(plan, toolset.cxx):
         link_flags = tuple(flag for flag in link_flags if flag != "-lgomp")

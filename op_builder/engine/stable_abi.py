@@ -7,6 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.process import run
@@ -54,7 +55,8 @@ def _stable_functions(command: tuple[str, ...], flags: tuple[str, ...]) -> froze
     with tempfile.TemporaryDirectory(prefix="accel-ops-") as directory:
         source = Path(directory, "functions.cpp")
         source.write_text("".join(f"#include <{name}>\n" for name in _HEADERS if (include / name).exists()))
-        done = run([*command, *flags, "-E", "-isystem", str(include), str(source)])
+        environment = env.compiler_environment(is_for_target=True)
+        done = run([*command, *flags, "-E", "-isystem", str(include), str(source)], environment=environment)
     if not done.ok:
         raise ToolchainError(f"The headers of torch cannot be read: {done.errors.strip()[-500:]}", "Reinstall torch.")
     return frozenset(_FUNCTION.findall(done.output))

@@ -251,7 +251,7 @@ def _by_reason(left_out: Mapping[str, str]) -> list[str]:
 @contextmanager
 def _writable_cache() -> Iterator[None]:
     """Use the user's cache, so that a second wheel takes seconds, or a temporary one if that is not writable."""
-    found = obstacle(Cache())
+    found = obstacle(Cache().root)
     if found is None:
         yield
         return

@@ -87,7 +87,7 @@ def _cache() -> dict[str, Any]:
     cache = Cache(is_ours=False)
     return {
         "directory": str(cache.root),
-        "writable": not obstacle(cache),
+        "writable": not obstacle(cache.root),
         "entries": len(cache.entries()),
         "size_bytes": size_bytes(cache.root),
     }

@@ -15,6 +15,7 @@ from typing import Any
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.process import run
+from op_builder.toolchains.flags import contents_of
 
 _SCRIPT_BYTES = 1 << 16
 _MOST_FILES = 100
@@ -67,12 +68,14 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
     named, variables = wrapper_facts(programs)
-    files = [*map(os.path.realpath, programs), *named]
+    configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's
+    files = [*map(os.path.realpath, programs), *named, *configured]
     if os.path.isabs(backend_path):
         files.append(os.path.realpath(backend_path))
     macros = predefined_macros(command)
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
     line = version_line(version.output.strip() or version.errors.strip(), macros)
+    line = " ".join([line, *contents_of(configured)])
     return {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}, files
 
 

@@ -136,14 +136,12 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
         real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
         named, variables = wrapper_facts([nvcc])
+        listed = run([nvcc, "--list-gpu-arch"]).output  # since CUDA 11
         fact = {
             "home": home,
             "version": [int(found[1]), int(found[2])],
             "release": found[3],
-            # Since CUDA 11; 90 is 9.0.
-            "archs": [
-                int(arch) for arch in re.findall(r"^compute_(\d+)$", run([nvcc, "--list-gpu-arch"]).output, re.M)
-            ],
+            "archs": [int(arch) for arch in re.findall(r"^compute_(\d+)$", listed, re.MULTILINE)],  # 90 is 9.0
             "variables": variables,
         }
         return fact, [os.path.realpath(nvcc), real_nvcc, *named]

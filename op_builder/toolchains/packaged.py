@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 _OLDEST_GLIBC = "2.28"  # as torch's own wheels
 # clang answers these itself, and does not know a target with a glibc.
 _QUERIES = ("--version", "-dumpmachine", "-dumpversion", "-print-", "--print-")
+# Arguments of GNU ld that zig's linker refuses and that a library works without.
+_NOT_NEEDED = (
+    *("-Bsymbolic-functions", "--exclude-libs", "--warn-common", "--no-keep-memory", "--reduce-memory-overheads"),
+    *("--stats", "--icf", "--relax", "--no-relax", "--no-add-needed", "--add-needed", "--dynamic-list-data"),
+    *("--copy-dt-needed-entries", "--no-copy-dt-needed-entries", "--package-metadata"),
+)
+_NOT_NEEDED_Z = ("pack-relative-relocs", "separate-code", "noseparate-code")
 _WITHOUT_LINK = {"-c", "-S", "-E", "-M", "-MM", "-fsyntax-only"}
 
 
@@ -41,6 +49,30 @@ def packaged_command(language: str, target: Target | None = None) -> tuple[str, 
     # Zig searches only its own directories then; Debian's Python.h includes a file of the system's.
     system = ["-idirafter", "/usr/include"] if target is None else []
     return (*command, "-target", triple, "-fno-sanitize=undefined", *system)
+
+
+def supported_link_flags(words: Iterable[str]) -> list[str]:
+    """``words`` without the linker's arguments that zig refuses and a library works without; ``-h`` becomes -soname."""
+    kept = []
+    for word in words:
+        start, *pieces = word.split(",")
+        if start != "-Wl":
+            kept.append(word)
+            continue
+        found: list[str] = []
+        arguments = iter(pieces)
+        for argument in arguments:
+            if argument == "-z":
+                value = next(arguments, "")
+                found += [] if value in _NOT_NEEDED_Z else ["-z", value]
+            elif argument == "--exclude-libs":
+                next(arguments, "")
+            elif argument.startswith("-h"):
+                found += ["-soname", argument.removeprefix("-h") or next(arguments, "")]
+            elif not argument.startswith(_NOT_NEEDED):
+                found.append(argument)
+        kept += [",".join(["-Wl", *found])] if found else []
+    return kept
 
 
 def strip_flags(system: str) -> list[str]:
@@ -73,7 +105,7 @@ def _execute(language: str, name: str) -> NoReturn:
     command = packaged_command(language)
     if command is None:
         sys.exit(f"{name}: the package ziglang is not installed in {sys.prefix}. Remedy: pip install ziglang.")
-    arguments = sys.argv[1:]
+    arguments = supported_link_flags(sys.argv[1:])
     if any(word.startswith(_QUERIES) for word in arguments) or arguments == ["-v"]:
         command = tuple(word.removesuffix(f".{_OLDEST_GLIBC}") for word in command)
     elif "-fopenmp" in arguments:

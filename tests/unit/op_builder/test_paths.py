@@ -46,3 +46,10 @@ def test_missing_source_lists_every_place_it_was_looked_for(vendor: type) -> Non
     assert "VendorBuilder" in message
     assert message.count("absent.cpp") >= 3
     assert "Remedy" in message
+
+
+def test_a_source_in_a_zip_file_is_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "ops.zip").write_bytes(b"PK")
+    with pytest.raises(SourceNotFoundError, match="does not exist") as caught:
+        paths.resolve(tmp_path / "ops.zip" / "acme" / "a.cpp")
+    assert "unpacked" in caught.value.remedy

@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from op_builder.load.resolver import Request, compile_now
 
 from op_builder import env
 from op_builder.engine.ninja import run_ninja
 from op_builder.errors import AccelError, CompileError, ToolchainError
+from tests.support.builds import compile_op, lookup
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, SmallBuilder
 
@@ -36,10 +36,10 @@ def test_the_users_flags_for_lists_of_headers_hide_no_header(
     (small.directory / "small.cpp").write_text(f"#include <system.h>\n{ENTRY}")
     small.flags += [*flags, "-isystem", str(tmp_path)]
     with env.scope(DEPENDENCIES_OUTPUT="list.d", SUNPRO_DEPENDENCIES="list.d"):
-        compile_now(Request.of(small))
-    assert Request.of(small).find_cached() is not None
+        compile_op(small)
+    assert lookup(small).find_cached() is not None
     (tmp_path / "system.h").write_text("#define CHANGED 1\n")
-    assert Request.of(small).find_cached() is None
+    assert lookup(small).find_cached() is None
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_flags_whose_second_output_would_be_lost_are_refused_each_time(small: Sm
     small.link = [flag]
     for _ in range(2):
         with pytest.raises(ToolchainError, match="which is removed"):
-            compile_now(Request.of(small))
+            compile_op(small)
     assert list((small.cache.home / "staging").iterdir()) == []
 
 
 def test_debug_information_and_link_time_optimization_have_no_second_output(small: SmallBuilder) -> None:
     small.flags += ["-g", "-flto"]
-    compile_now(Request.of(small))
+    compile_op(small)
 
 
 @pytest.mark.parametrize("suffix", [".s", ".S"])
@@ -90,7 +90,7 @@ def test_an_assembler_source_without_a_note_does_not_make_the_stack_executable(
 ) -> None:
     small.files.append(f"part{suffix}")
     (small.directory / small.files[-1]).write_text(".globl part\npart: ret\n")
-    entry = compile_now(Request.of(small))
+    entry = compile_op(small)
     headers = subprocess.run(
         ["readelf", "-lW", entry.artifact], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.splitlines()
@@ -101,14 +101,14 @@ def test_an_assembler_source_without_a_note_does_not_make_the_stack_executable(
 def test_a_command_that_linux_does_not_run_is_refused(small: SmallBuilder) -> None:
     small.flags += [f"-DSETTING={'x' * 140_000}"]
     with pytest.raises(ToolchainError, match=r"compile small\.cpp is longer"):
-        compile_now(Request.of(small))
+        compile_op(small)
 
 
 def test_the_first_error_has_no_colours(small: SmallBuilder) -> None:
     (small.directory / "small.cpp").write_text("#error on purpose\n")
     small.flags += ["-fdiagnostics-color=always", "-fdiagnostics-urls=always"]
     with env.scope(CLICOLOR_FORCE="1"), pytest.raises(CompileError) as caught:
-        compile_now(Request.of(small))
+        compile_op(small)
     assert caught.value.diagnostic.endswith("small.cpp:1:2: error: #error on purpose")
 
 

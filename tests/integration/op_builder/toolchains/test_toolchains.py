@@ -21,7 +21,7 @@ from op_builder.toolchains.checks import cxx_check
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.toolset import find_cxx
 from tests.support.compilers import needs_gxx, program
-from tests.support.small_ops import SmallBuilder
+from tests.support.small_ops import SmallBuilder, replace_content
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
@@ -36,7 +36,7 @@ def test_the_script_that_runs_ziglang_is_identified_by_what_it_runs(
 ) -> None:
     with env.scope(CXX="/bin/accel-c++"):
         if importlib.util.find_spec("ziglang") is None:
-            with pytest.raises(ToolchainError, match="needs the package ziglang"):
+            with pytest.raises(ToolchainError, match="package ziglang"):
                 find_cxx(memo)
         zig = program(tmp_path / "ziglang" / "zig", 'echo "clang version 22.1.8"')
         (zig.parent / "__init__.py").touch()
@@ -164,3 +164,15 @@ def test_a_server_that_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -
         assert server.status() != psutil.STATUS_ZOMBIE
     finally:
         server.kill()
+
+
+@needs_gxx
+def test_the_configuration_file_that_clang_reads_counts(tmp_path: Path, memo: Memo) -> None:
+    settings = tmp_path / "clang.cfg"
+    settings.write_text("-DVAL=1")
+    answer = f'echo "clang version 19.1.0"; echo "Configuration file: {settings}"'
+    body = f'case "$*" in *--version*) {answer};; *) exec {shutil.which("g++")} "$@";; esac'
+    with env.scope(CXX=str(program(tmp_path / "clang++", body))):
+        before = find_cxx(memo).identity
+        replace_content(settings, b"-DVAL=2")
+        assert find_cxx(memo).identity != before

@@ -90,10 +90,10 @@ def contents(directory: Path) -> dict[Path, bytes]:
 def test_a_directory_with_files_of_its_own_is_refused_and_stays_as_it_is(tmp_path: Path, home: str) -> None:
     root = tmp_path / "project"
     before, listed = plant(root / home, (*FOREIGN, *LIKE_OURS)), sorted(root.rglob("*"))
-    with pytest.raises(CacheError, match="is not empty and not a cache of accel-ops") as caught:
+    with pytest.raises(CacheError, match="not a cache") as caught:
         publish(Cache(root))
     assert f"for example {root}/accel-ops" in caught.value.remedy
-    found = obstacle(Cache(root))
+    found = obstacle(root)
     assert found is not None
     assert str(found) == str(caught.value)
     Cache(root).memo.get("x", {}, lambda: ({}, []))
@@ -253,7 +253,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
 
 def test_a_directory_for_the_files_of_all_users_is_refused_and_stays_open_to_them(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    with pytest.raises(CacheError, match=r"can be written by other users \(mode 1777\)") as caught:
+    with pytest.raises(CacheError, match="mode 1777") as caught:
         publish(Cache(tmp_path))
     assert f"for example {tmp_path}/accel-ops." in caught.value.remedy
     assert "chmod" not in caught.value.remedy
@@ -375,7 +375,7 @@ def test_what_is_no_signature_makes_no_cache(cache: Cache, make: Callable[[Path]
     entry = publish(cache)
     (cache.root / ownership.SIGNATURE).unlink()
     make(cache.root / ownership.SIGNATURE)
-    assert "not a cache of accel-ops" in str(obstacle(Cache(cache.root)))
+    assert "not a cache of accel-ops" in str(obstacle(cache.root))
     assert [main([name, "--directory", str(cache.root)]) for name in ("list", "verify", "clear")] == [0, 0, 2]
     assert entry.artifact.exists()
 
@@ -392,7 +392,7 @@ def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypat
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    for name in ("sweep", "make_directory", "sign_of_life"):
+    for name in ("sweep", "make_directory", "process_lock"):
         with monkeypatch.context() as failing:
             failing.setattr(f"op_builder.cache.staging.{name}", fail)
             with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):

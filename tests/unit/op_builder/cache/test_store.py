@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.cache.staging import sign_of_life, this_host
+from op_builder.cache.staging import process_lock, this_host
 from op_builder.cache.store import Cache, Manifest
 from op_builder.errors import CacheError
 from tests.support.entries import find, manifest, publish
@@ -127,7 +127,7 @@ def test_a_living_build_is_not_swept(cache: Cache) -> None:
     elsewhere = abandoned(cache, "another-host@1")
     # Of the same name, but not this machine as it runs now.
     namesake = abandoned(cache, f"{socket.gethostname()}-00000000@{NO_PROCESS}")
-    with sign_of_life(by_lock):
+    with process_lock(by_lock):
         os.utime(by_lock, (time.time() - 60, time.time() - 60))
         with cache.staging("small"):
             assert all(path.exists() for path in (by_process, by_lock, elsewhere, namesake))

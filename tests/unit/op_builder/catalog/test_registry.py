@@ -116,8 +116,8 @@ def test_importing_an_unknown_name_suggests_a_near_one() -> None:
         exec("from op_builder import CPUAdamsBuilder")
     with pytest.raises(ImportError, match="CPUAdam"):
         exec("from op_builder import CPUAdam")
-    with pytest.raises(AttributeError, match="no attribute 'Adam'"):
-        op_builder.Adam  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'adam'"):
+        op_builder.adam  # noqa: B018
 
 
 def test_the_class_follows_the_override() -> None:

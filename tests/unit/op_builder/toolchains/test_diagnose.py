@@ -177,13 +177,8 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("/usr/bin/ld: cannot find -laio: No such file or directory", "-laio", "apt-get install libaio-dev"),
         ("/usr/bin/ld: skipping incompatible libx.so\n/usr/bin/ld: cannot find -lx", "cannot find", "libx's"),
         ("/usr/bin/ld: cannot find -lcudart: No such file or directory", "-lcudart", "CUDA toolkit"),
-        ("/usr/bin/ld: cannot find ./libx.a: No such file or directory", "libx.a", "./libx.a does not exist"),
-        ("collect2: fatal error: cannot find 'ld'\ncompilation terminated.", "collect2", "apt-get install binutils"),
-        ("/usr/bin/ld:libj.a: file format not recognized; treating as linker script", "libj.a", "not a library"),
         # symbols
         ("a.cpp:(.text+0x5): undefined reference to `g()'\ncollect2: error: ld", "a.cpp:", "library that defines g()"),
-        ("/usr/bin/ld.gold: error: c.o: multiple definition of 'f()'", "c.o", "Define f() in only one"),
-        ("/usr/bin/ld: b.o: relocation R_X86_64_32 against symbol `x'; recompile with -fPIC", "b.o", "-fPIC"),
         # standards
         ("o.cpp:2:6: error: 'x' is wrong\no.cpp:2:1: note: it is only available from C++17 onwards", "", "C++17"),
         ("o.cpp:1:1: error: no concept\no.cpp:1:1: note: only available with '-std=c++20' or", "", "-std=c++20"),
@@ -192,22 +187,20 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         # flags
         ("g++: error: unrecognized command-line option '-mavx9000'", "g++", "does not know this flag"),
         # nvcc and its host compiler
-        ("c.h:1:2: error: #error -- unsupported GNU version! gcc versions later than 15 are", "", "CXX to gcc 15 or"),
+        ("c.h:1:2: error: #error -- unsupported GNU version! gcc versions later than 15 are", "", "incompatible"),
         (
             "c.h:1:2: error: unsupported clang version! clang version must be less than 20 and",
             "",
-            "clang older than 20",
+            "incompatible",
         ),
-        ('/usr/include/stdlib.h(140): error: identifier "_Float32" is undefined', "_Float32", "set CXX to an older"),
+        ('/usr/include/stdlib.h(140): error: identifier "_Float32" is undefined', "_Float32", "incompatible"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_99'", "compute_99", "does not know compute_99"),
         # memory and the compiler itself
         ("g++: fatal error: Killed signal terminated program cc1plus\nstop", "g++: fatal", "ACCEL_MAX_JOBS=1"),
         ("nvcc error   : 'cudafe++' died due to signal 11 (Invalid memory reference)", "cudafe", "another version"),
         ("a.cpp:3:1: internal compiler error: Segmentation fault", "a.cpp:3:1", "another version"),
-        # assemblers, shells, ninja
-        ("a.cpp: Assembler messages:\na.cpp:1: Error: no such instruction: `frobnicate'", "a.cpp:1", "binutils"),
+        # assemblers
         ("ptxas p.ptx, line 40; error   : Unknown modifier '.x'", "ptxas p.ptx, line 40", ""),
-        ("/bin/sh: 1: /opt/bin/g++: not found", "/opt/bin/g++: not found", "install it again"),
     ],
 )
 def test_well_known_causes_have_their_remedy(output: str, diagnostic: str, remedy: str) -> None:
@@ -229,11 +222,6 @@ def test_well_known_causes_have_their_remedy(output: str, diagnostic: str, remed
 )
 def test_a_cause_of_the_authors_own_has_no_remedy(output: str) -> None:
     assert diagnose(log(output)).remedy == ""
-
-
-def test_only_a_flag_that_was_given_is_blamed_for_a_missing_linker() -> None:
-    found = diagnose(log("collect2: fatal error: cannot find 'ld'", "g++ -shared -fuse-ld=mold a.o"))
-    assert "-fuse-ld names" in found.remedy
 
 
 def test_headers_that_the_binding_style_withholds_are_not_called_missing() -> None:

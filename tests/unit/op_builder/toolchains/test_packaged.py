@@ -35,3 +35,20 @@ def test_sycl_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(outcome, Failed)
     assert "libstdc++" in outcome.reason
     assert "Install g++ or clang++" in outcome.remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("-Wl,-Bsymbolic-functions", []),
+        ("-Wl,--exclude-libs,ALL,-z,now", ["-Wl,-z,now"]),
+        ("-Wl,--exclude-libs=ALL", []),
+        ("-Wl,-hlibx.so", ["-Wl,-soname,libx.so"]),
+        ("-Wl,-h,libx.so,--as-needed", ["-Wl,-soname,libx.so,--as-needed"]),
+        ("-Wl,-z,pack-relative-relocs,-O1", ["-Wl,-O1"]),
+        ("-Wl,--package-metadata={}", []),
+        ("--hidden,x", ["--hidden,x"]),
+    ],
+)
+def test_linker_arguments_that_zig_refuses_are_translated_or_omitted(given: str, kept: list[str]) -> None:
+    assert packaged.supported_link_flags(["a.o", given]) == ["a.o", *kept]
