@@ -16,3 +16,9 @@ null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null

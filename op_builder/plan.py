@@ -61,7 +61,7 @@ ENTRY_POINT = "accel_register_library"
 SYCL_LIBRARY = "libsycl.so"
 
 # The source that launches kernels, part of every op with kernel files.
-SYCL_HOST_RUNTIME = "kernels_sycl/host/runtime.cpp"
+SYCL_HOST_RUNTIME = "kernels_sycl/host/launch.cpp"
 
 
 class Source(NamedTuple):

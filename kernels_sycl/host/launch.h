@@ -1,5 +1,5 @@
 // How a binding starts kernels: on which stream, with which arguments. Knows neither SYCL nor torch, so that a
-// binding is compiled in a second; host/runtime.cpp is the one file of an op that includes SYCL's headers.
+// binding is compiled in a second; host/launch.cpp is the one file of an op that includes SYCL's headers.
 //
 // A kernel is a free function, templates included, in a text of its own (OpBuilder.kernel_sources()). The
 // toolchain sycl-rtc embeds that text in the binary, and SYCL's kernel compiler compiles it in the process;

@@ -160,7 +160,7 @@ def test_ipex_gives_its_own_extension(tmp_path: Path, icpx: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     extension = builder.builder()
     assert extension.made_by == "DPCPPExtension"
-    assert [Path(name).name for name in extension.sources] == ["0_runtime.cpp", "1_binding.cpp"]
+    assert [Path(name).name for name in extension.sources] == ["0_launch.cpp", "1_binding.cpp"]
     assert "-DACCEL_SYCL_AHEAD" in extension.extra_compile_args["cxx"]
     assert icpx.parent == tmp_path
 
@@ -170,7 +170,7 @@ def test_an_ordinary_extension_embeds_the_kernel_texts(tmp_path: Path, monkeypat
     write_scale(tmp_path / "op")
     monkeypatch.chdir(tmp_path)
     extension = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).builder()
-    assert [Path(name).name for name in extension.sources] == ["runtime.cpp", "binding.cpp", "sycl_kernel_texts.cpp"]
+    assert [Path(name).name for name in extension.sources] == ["launch.cpp", "binding.cpp", "sycl_kernel_texts.cpp"]
     assert "namespace tests" in (tmp_path / extension.sources[-1]).read_text()
     assert "sycl" in extension.libraries
     runtime = find_runtime()
