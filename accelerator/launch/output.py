@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
+import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from accelerator.errors import LaunchError
+from accelerator.launch.processes import log
 from op_builder.system.records import Schema, is_int32, is_number, is_string, require
 
 # Other hosts' launchers, and ranks that an MPI starts, report a failure as one line of standard error with this mark.
@@ -130,11 +134,12 @@ class Relay:
     ) -> None:
         self._reader, self._target, self._failures = reader, target, failures
         self._line_timeout_s = line_timeout_s
-        self._log = open(log_path, "ab", buffering=0) if log_path is not None else None  # noqa: SIM115
+        self._log_path, self._log = log_path, -1
         self._tail = b""
         self._partial_line = b""
         self._due_s = 0.0
         self._lock = threading.Lock()
+        self._write_log(b"")
         self._thread = threading.Thread(target=self._run, name="accel-launch relay", daemon=True)
         self._thread.start()
 
@@ -168,8 +173,7 @@ class Relay:
 
     def _append(self, piece: bytes) -> None:
         self._tail = (self._tail + piece)[-_MOST_TAIL_BYTES:]
-        if self._log is not None:
-            self._log.write(piece)
+        self._write_log(piece)
         if not self._partial_line:
             self._due_s = time.monotonic() + self._line_timeout_s
         self._partial_line += piece
@@ -180,6 +184,18 @@ class Relay:
             self._write(end)
             self._due_s = time.monotonic() + self._line_timeout_s
 
+    def _write_log(self, piece: bytes) -> None:
+        """Append to the log; log the first error only, for example of a full disk, and continue without the file."""
+        if self._log_path is None:
+            return
+        try:
+            if self._log < 0:
+                self._log = os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            _write_all(self._log, piece)
+        except OSError as error:
+            log(f"{self._log_path}: {error.strerror}. The output continues without this file.", "warning")
+            self._log_path = None
+
     def _write(self, end: int) -> None:
         text, self._partial_line = self._partial_line[:end], self._partial_line[end:]
         for line in text.splitlines(keepends=True):  # one by one: longer writes could mix with other ranks' lines
@@ -187,9 +203,26 @@ class Relay:
             if self._failures is not None and (failure := Failure.from_line(line.decode(errors="replace"))):
                 self._failures.append(failure)
                 rest = line.partition(_MARK.encode())[0]
-            with contextlib.suppress(OSError):  # the reader has ended; the ranks continue
-                while rest:
-                    rest = rest[os.write(self._target, rest) :]
+            with contextlib.suppress(OSError), _alone_in_pipe(self._target):  # the reader has ended; the ranks continue
+                _write_all(self._target, rest)
+
+
+@contextlib.contextmanager
+def _alone_in_pipe(descriptor: int) -> Iterator[None]:
+    """Keep other ranks from writing to a pipe, which may split lines of more than ``PIPE_BUF`` bytes."""
+    is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    if is_pipe:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if is_pipe:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -159,13 +160,21 @@ def forwarded(
 def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
     """The variables that make only the devices of these slots visible.
 
-    A slot is an index into the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5.
+    A slot is an index into the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5. Hidden
+    devices stay hidden: a variable with none of the slots keeps its value, since ROCm ignores an empty one.
     """
     variables = {}
-    for name in names:
-        visible = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
-        is_enough = max(slots) < len(visible)
-        variables[name] = ",".join(visible[slot] if is_enough else str(slot) for slot in slots)
+    # ROCm reads its own variable first, then CUDA's.
+    is_rocm = "CUDA_VISIBLE_DEVICES" in names and "HIP_VISIBLE_DEVICES" in given
+    for name in (*names, *(("HIP_VISIBLE_DEVICES",) if is_rocm else ())):
+        chosen = [str(slot) for slot in slots]
+        if name in given:
+            entries = map(str.strip, given[name].split(","))
+            # An entry that is no device, such as -1, ends the list.
+            visible = list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+            chosen = [visible[slot] for slot in slots if slot < len(visible)]
+        if chosen:
+            variables[name] = ",".join(chosen)
     return variables
 
 

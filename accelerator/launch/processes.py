@@ -39,7 +39,8 @@ def helper_process(part: str, *arguments: str) -> list[str]:
 def log(text: str, level: str = "error") -> None:
     """Write a message to standard error in one call, if its level is printed."""
     if LEVELS.index(level) >= LEVELS.index(_log_level):
-        os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
+        with contextlib.suppress(OSError):  # standard error is closed, or a file on a full disk
+            os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
 
 
 def set_log_level(level: str) -> None:

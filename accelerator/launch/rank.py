@@ -136,10 +136,12 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
         process = subprocess.Popen(
             job.program,
             env=variables,
-            stdout=None if log_dir is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             close_fds=False,  # MPI launchers pass descriptors to the program
             start_new_session=True,  # signals come only through this process
+            # Only between fork and exec can the program be tied to this process. Any code is safe there: this process
+            # has no other threads yet, and has called the same function before.
             preexec_fn=lambda: end_with_parent(own_id),
         )
     except OSError as error:
@@ -194,7 +196,8 @@ def _write_error_file(path: Path, failure: Failure) -> None:
         recorded = json.loads(path.read_text())["message"]
         message = str(recorded["message"] if isinstance(recorded, dict) else recorded)
     details = {"timestamp": str(int(failure.time_s)), "failure": asdict(replace(failure, message=message))}
-    path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+    with contextlib.suppress(OSError):  # a full disk; the agent then reports the exit status alone
+        path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
 
 
 # System calls, whose effects the program inherits. Containers may forbid them, and an unbound rank is better than none:

@@ -123,6 +123,22 @@ def test_ssh_starts_the_ranks_of_several_hosts(tmp_path: Path) -> None:
         assert call.startswith(f"-p 2222 -o BatchMode=yes -- {host} cd ")
 
 
+@pytest.mark.parametrize("is_full", [None, False, True], ids=["no logs", "logs", "full disk"])
+def test_output_is_passed_on_in_whole_lines_even_if_the_disk_of_the_logs_is_full(
+    is_full: bool | None, tmp_path: Path
+) -> None:
+    if is_full:
+        for rank in (0, 1):
+            (tmp_path / "logs" / f"rank{rank}").mkdir(parents=True)
+            (tmp_path / "logs" / f"rank{rank}" / "stdout.log").symlink_to("/dev/full")
+    options = [*TWO, *([] if is_full is None else ["--log_dir", "logs"])]
+    done = launch([*options, str(ROOT / "tests" / "support" / "rank_output.py")], tmp_path)
+    assert done.returncode == 3, done.stderr
+    expected = [letter * length for letter in "ab" for length in (*[11] * 1450, *[20_001] * 50)]
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
+    assert done.stderr.count("No space left on device. The output continues") == (2 if is_full else 0)
+
+
 LISTENS = """
 import os, psutil
 port = int(os.environ["MASTER_PORT"])

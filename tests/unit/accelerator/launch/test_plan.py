@@ -156,11 +156,26 @@ def test_variables_are_forwarded_by_prefix_except_visible_devices(
 
 @pytest.mark.parametrize(
     ("given", "slots", "expected"),
-    [({}, (0, 1), "0,1"), ({}, (2,), "2"), ({"CUDA_VISIBLE_DEVICES": "4, 5,GPU-ab"}, (1, 2), "5,GPU-ab")],
+    [
+        (None, (0, 1), "0,1"),
+        (None, (2,), "2"),
+        ("4, 5,GPU-ab", (1, 2), "5,GPU-ab"),
+        ("4,5", (0, 1, 2), "4,5"),
+        ("0,-1,2", (0, 2), "0"),
+        *((hidden, (0,), None) for hidden in ("", " ", "-1")),
+        ("4", (1,), None),
+    ],
 )
-def test_slots_index_the_visible_devices(given: dict[str, str], slots: tuple[int, ...], expected: str) -> None:
-    others = {"HABANA_VISIBLE_MODULES": ",".join(map(str, slots))}
-    assert visible_devices(VISIBLE, given, slots) == {**others, "CUDA_VISIBLE_DEVICES": expected}
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HIP_VISIBLE_DEVICES"])
+def test_slots_index_the_visible_devices_and_never_show_hidden_ones(
+    name: str, given: str | None, slots: tuple[int, ...], expected: str | None
+) -> None:
+    indices = ",".join(map(str, slots))
+    if given is None and name.startswith("HIP"):
+        expected = None  # only ROCm reads it
+    found = visible_devices(VISIBLE, {} if given is None else {name: given}, slots)
+    assert found.pop(name, None) == expected
+    assert found == {other: indices for other in VISIBLE if other != name}
 
 
 def test_slots_that_are_not_chosen_keep_their_cores() -> None:
