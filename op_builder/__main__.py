@@ -25,7 +25,7 @@ _COMMANDS = {
     "build": _Command("op_builder.build", "compile ops ahead of time, into the cache"),
     "cache": _Command("op_builder.cache.__main__", "list, verify, prune, export and import built ops"),
     "new": _Command("op_builder.new", "create a package with a native op of your own"),
-    "tune-aio": _Command("op_builder.tune_aio.__main__", "find the fastest async_io settings for a disk"),
+    "tune-aio": _Command("op_builder.tune_aio", "find the fastest async_io settings for a disk"),
     "env": _Command("op_builder.compiler_env", "print the settings by which torch.compile uses ziglang's clang"),
     "run": _Command("op_builder.run", "run a program whose torch.utils.cpp_extension calls build with this engine"),
     "launch": _Command("accelerator.launch.command_line", "start a program on each accelerator, on one host or many"),
