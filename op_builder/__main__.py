@@ -26,7 +26,7 @@ _COMMANDS = {
     "build": _Command("op_builder.build", "compile ops ahead of time, into the cache"),
     "cache": _Command("op_builder.cache.__main__", "list, verify, prune, export and import built ops"),
     "new": _Command("op_builder.commands.new", "create a package with a native op of your own"),
-    "tune-aio": _Command("op_builder.tune_aio.__main__", "find the fastest async_io settings for a disk"),
+    "tune-aio": _Command("op_builder.tune_aio", "find the fastest async_io settings for a disk"),
     "env": _Command("op_builder.commands.compiler_env", "print settings for torch.compile with ziglang"),
     "run": _Command("op_builder.commands.run", "run a program with torch's cpp_extension on this engine"),
     "launch": _Command("accelerator.launch.command_line", "start a program on each accelerator, on one host or many"),

@@ -55,26 +55,26 @@ std::shared_ptr<OpenGroup> find(std::int64_t number) {
 }
 
 std::string call_in_words(const comm::Group& group, int rank) {
-  const comm::Call call = group.call_of(rank);
+  using Kind = comm::Call::Kind;
   static const char* const kinds[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
   static const char* const elements[] = {"float32", "bfloat16", "float16", "int32"};
   static const char* const reductions[] = {"sum", "max", "min", "avg"};
-  const auto kind = call.what & 0xff;
-  if (kind == 6) {
+  const comm::Call call = group.call_of(rank);
+  if (call.kind == Kind::other) {
     return group.text_of(rank);
   }
-  std::string text = kinds[kind < 6 ? kind : 0];
-  if (kind == 1 || kind == 2) {
-    text += std::string(" (") + reductions[call.what >> 16 & 3] + ") of " + std::to_string(call.count) + " " +
-            elements[call.what >> 8 & 3];
-  } else if (kind != 5) {
-    const auto* const type = accel::torch_c::find_type(static_cast<std::int32_t>(call.what >> 8 & 0xff));
+  std::string text = kinds[static_cast<int>(call.kind)];
+  if (call.kind == Kind::all_reduce || call.kind == Kind::reduce_scatter) {
+    text += std::string(" (") + reductions[call.reduction & 3] + ") of " + std::to_string(call.count) + " " +
+            elements[call.element & 3];
+  } else if (call.kind != Kind::barrier) {
+    const auto* const type = accel::torch_c::find_type(call.type);
     text += " of " + std::to_string(call.count) + " bytes" + (type == nullptr ? "" : std::string(" of ") + type->name);
   }
-  if (kind == 4) {
-    text += " from rank " + std::to_string(call.what >> 32 & 0xffff);
+  if (call.source != comm::Call::kNoRank) {
+    text += " from rank " + std::to_string(call.source);
   }
-  if ((call.what >> 24 & 1) != 0) {
+  if (call.is_symmetric) {
     text += " in symmetric memory " + std::to_string(call.place >> 44) + " at byte " +
             std::to_string(call.place & ((std::uint64_t{1} << 44) - 1));
   }
@@ -149,6 +149,8 @@ std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors
                                            std::vector<bool>(is_here.begin(), is_here.end()), error);
   return error != 0 ? -error : Groups::instance().add(std::move(group));
 }
+
+void set_timeout(std::int64_t group, std::int64_t timeout_ns) { find(group)->set_timeout(timeout_ns); }
 
 void close_group(std::int64_t group) {
   find(group)->leave();
@@ -322,6 +324,7 @@ const accel::Ops ops = {
     {"create_segment(int size_bytes) -> int", ACCEL_BOX(&create_segment)},
     {"open_group(int rank, int[] descriptors, int[] is_here, int timeout_ns, int spin_ns, str isa) -> int",
      ACCEL_BOX(&open_group)},
+    {"set_timeout(int group, int timeout_ns) -> ()", ACCEL_BOX(&set_timeout)},
     {"close_group(int group) -> ()", ACCEL_BOX(&close_group)},
     {"attach_symmetric(int group, int memory, int size_bytes, int[] descriptors) -> int",
      ACCEL_BOX(&attach_symmetric)},

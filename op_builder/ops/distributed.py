@@ -23,6 +23,7 @@ from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
 from op_builder.ops.comm.across import CCLAcross, GiveUpNote, GlooAcross, require_across
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
+from op_builder.ops.comm.gloo import GroupGloo
 from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
 from op_builder.ops.comm.process_group import AccelProcessGroup, CollectiveCounts, Parts
 from op_builder.ops.comm.shm_comm import OP as SHM_COMM
@@ -70,7 +71,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     module, obstacle = _load()
     across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
     facts = exchange(made, size, RankFacts(host_identity(), obstacle, across))
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
+    gloo = GroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     found = layout(rank, facts)
     collectives: Collectives | None = None
     if _shared_memory_serves(name, facts):

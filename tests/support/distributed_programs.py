@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -235,7 +236,7 @@ def failure_of(function: Callable[[], object]) -> str:
     """The class and text of what a function raises, and the rank that the error names."""
     try:
         function()
-    except (RuntimeError, KeyboardInterrupt) as error:
+    except (RuntimeError, ValueError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error} [{getattr(error, 'rank', None)}]"
     return ""
 
@@ -374,3 +375,40 @@ def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:
     result = _counts()
     stop()
     return result
+
+
+def another_timeout(rank: int, size: int, directory: str) -> list[str]:
+    """The errors of rank 0, which waits alone after the timeout of each group was changed in another way."""
+    start("accel", rank, size, directory)
+    groups = [dist.group.WORLD, dist.new_group(), dist.new_group()]
+    short = timedelta(seconds=0.2)
+    dist.distributed_c10d._set_pg_timeout(short)
+    groups[1].set_timeout(short)
+    groups[2]._get_backend(torch.device("cpu"))._set_default_timeout(short)
+    calls = [functools.partial(dist.all_reduce, torch.ones(3), group=group) for group in groups]
+    errors = [failure_of(call) for call in calls] if rank == 0 else []
+    Path(directory, f"done{rank}").touch()
+    wait_until(lambda: Path(directory, "done0").exists())
+    dist.destroy_process_group()
+    return errors
+
+
+def unsupported_types(rank: int, size: int, directory: str) -> list[str]:
+    """The error of each call with a type that gloo lacks, or cannot average; the group stays usable."""
+    start("accel", rank, size, directory)
+    errors = []
+    for dtype in (torch.int16, torch.uint16, torch.uint64, torch.float8_e5m2, torch.bits16):
+        whole, part = torch.empty(2 * size, dtype=dtype), torch.empty(2, dtype=dtype)
+        for call in (
+            lambda whole=whole: dist.all_reduce(whole),
+            lambda whole=whole: dist.all_to_all_single(torch.empty_like(whole), whole),
+            lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),
+            lambda part=part: dist.gather(part, [torch.empty_like(part) for _ in range(size)] if rank == 0 else None),
+        ):
+            errors.append(failure_of(call))  # type: ignore[arg-type]
+    total = torch.ones(3, dtype=torch.int64)
+    errors.append(failure_of(lambda: dist.all_reduce(total, dist.ReduceOp.AVG)))
+    dist.all_reduce(total)
+    assert total.tolist() == [size] * 3
+    stop()
+    return errors

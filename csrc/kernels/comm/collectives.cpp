@@ -53,15 +53,21 @@ Collectives::Slice Collectives::slice_of(std::int64_t count, int size, int rank,
   return {std::min(each * rank, count), std::min(each * (rank + 1), count)};
 }
 
-Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, int source, int type) const {
+Call Collectives::reduction(Call::Kind kind, const Numbers& numbers) {
   Call call;
-  call.what = 1 + static_cast<std::uint64_t>(kind) + (static_cast<std::uint64_t>(type & 0xff) << 8);
-  if (numbers != nullptr) {
-    call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction)
-                                                                         << 16;
-  }
-  call.what |= static_cast<std::uint64_t>(source) << 32;
-  call.count = static_cast<std::uint64_t>(count);
+  call.kind = kind;
+  call.element = static_cast<std::uint8_t>(numbers.element);
+  call.reduction = static_cast<std::uint8_t>(numbers.reduction);
+  call.count = static_cast<std::uint64_t>(numbers.count);
+  return call;
+}
+
+Call Collectives::transfer(Call::Kind kind, std::int64_t bytes, int type, int source) {
+  Call call;
+  call.kind = kind;
+  call.type = static_cast<std::uint16_t>(type);
+  call.source = static_cast<std::uint16_t>(source);
+  call.count = static_cast<std::uint64_t>(bytes);
   return call;
 }
 
@@ -90,7 +96,7 @@ bool Collectives::in_chunks(const Call& call, std::int64_t chunks, const Give& g
 template <class Work>
 bool Collectives::in_place(Call call, const Symmetric& memory, const void* data, const Work& work) {
   const std::int64_t offset = static_cast<const char*>(data) - memory.base(rank_);
-  call.what |= std::uint64_t{1} << 24;
+  call.is_symmetric = true;
   call.place = memory.id << 44 | static_cast<std::uint64_t>(offset);
   phases_.announce(call);
   phases_.publish();
@@ -123,7 +129,7 @@ void Collectives::run(const Numbers& numbers, const void* const* sources, void* 
 }
 
 bool Collectives::barrier() {
-  phases_.announce(call(Kind::barrier, nullptr, 0));
+  phases_.announce(transfer(Call::Kind::barrier, 0));
   phases_.publish();
   return phases_.meet_and_compare();
 }
@@ -137,7 +143,7 @@ bool Collectives::agree(const std::string& text) {
   for (const char letter : text) {
     hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
   }
-  phases_.announce(call(Kind::other, nullptr, static_cast<std::int64_t>(hash)));
+  phases_.announce(transfer(Call::Kind::other, static_cast<std::int64_t>(hash)));
   phases_.publish();
   return phases_.meet_and_compare();
 }
@@ -160,7 +166,7 @@ bool Collectives::all_reduce(const void* input, void* output, const Numbers& num
 bool Collectives::all_reduce_small(const void* input, void* output, const Numbers& numbers) {
   const int parity = phases_.next_parity();
   copy(given(rank_, parity), input, numbers.count * size_bytes(numbers.element));
-  phases_.announce(call(Kind::all_reduce, &numbers, numbers.count));
+  phases_.announce(reduction(Call::Kind::all_reduce, numbers));
   phases_.publish();
   if (!phases_.meet_and_compare()) {
     return false;
@@ -186,7 +192,7 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
   StreamingInSteps in_steps;
   AllReduce work{input, output, numbers, element_bytes, all.length(), is_long || streaming_.begin(bytes)};
   std::int64_t began_ns = now_ns();
-  phases_.announce(call(Kind::all_reduce, &numbers, numbers.count), streaming_.taken_ns());
+  phases_.announce(reduction(Call::Kind::all_reduce, numbers), streaming_.taken_ns());
   for (std::int64_t step = 0; step < chunks + 2; ++step) {
     if (step == 1) {
       const std::int64_t arrived_ns = now_ns();
@@ -268,7 +274,7 @@ void Collectives::take_slices(const AllReduce& work, std::int64_t chunk) {
 bool Collectives::all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
   const Slice mine = slice_of(numbers.count, size_, rank_, element_bytes);
-  return in_place(call(Kind::all_reduce, &numbers, numbers.count), memory, data, [&](std::int64_t offset) {
+  return in_place(reduction(Call::Kind::all_reduce, numbers), memory, data, [&](std::int64_t offset) {
     for (int other = 0; other < size_; ++other) {
       sources_[other] = outs_[other] = memory.base(other) + offset + mine.begin * element_bytes;
     }
@@ -279,7 +285,7 @@ bool Collectives::all_reduce_symmetric(const Symmetric& memory, void* data, cons
 bool Collectives::reduce_scatter(const void* input, void* output, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
   const std::int64_t part = numbers.count * element_bytes;
-  const Call announced = call(Kind::reduce_scatter, &numbers, numbers.count);
+  const Call announced = reduction(Call::Kind::reduce_scatter, numbers);
   if (const Symmetric* const memory = symmetric_of(input, part * size_)) {
     return in_place(announced, *memory, input, [&](std::int64_t offset) {
       for (int other = 0; other < size_; ++other) {
@@ -314,7 +320,7 @@ bool Collectives::reduce_scatter(const void* input, void* output, const Numbers&
 }
 
 bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes, int type) {
-  const Call announced = call(Kind::all_gather, nullptr, bytes, kNoRank, type);
+  const Call announced = transfer(Call::Kind::all_gather, bytes, type);
   if (const Symmetric* const memory = symmetric_of(output, bytes * size_)) {
     return in_place(announced, *memory, output, [&](std::int64_t offset) {
       for (int turn = 0; turn < size_; ++turn) {
@@ -340,7 +346,7 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
 }
 
 bool Collectives::broadcast(void* data, std::int64_t bytes, int source, int type) {
-  const Call announced = call(Kind::broadcast, nullptr, bytes, source, type);
+  const Call announced = transfer(Call::Kind::broadcast, bytes, type, source);
   if (const Symmetric* const memory = symmetric_of(data, bytes)) {
     return in_place(announced, *memory, data, [&](std::int64_t offset) {
       if (rank_ != source) {

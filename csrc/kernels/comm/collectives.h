@@ -69,7 +69,7 @@ class Collectives {
   // Writes this rank's part of the reduced `input`, which has size() parts, to `output`, which has numbers.count
   // elements and may be this rank's part of `input`.
   bool reduce_scatter(const void* input, void* output, const Numbers& numbers);
-  // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 256, must be the same on
+  // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 65536, must be the same on
   // all ranks.
   bool all_gather(const void* input, void* output, std::int64_t bytes, int type = 0);
   bool broadcast(void* data, std::int64_t bytes, int source, int type = 0);
@@ -104,11 +104,10 @@ class Collectives {
     std::int64_t begin_bytes(std::int64_t chunk) const { return chunk * length * element_bytes; }
     std::int64_t count_of(std::int64_t chunk) const { return std::min(length, numbers.count - chunk * length); }
   };
-  static constexpr int kNoRank = 0xffff;
-  enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier, other };
 
   static Slice slice_of(std::int64_t count, int size, int rank, std::int64_t element_bytes);
-  Call call(Kind kind, const Numbers* numbers, std::int64_t count, int source = kNoRank, int type = 0) const;
+  static Call reduction(Call::Kind kind, const Numbers& numbers);
+  static Call transfer(Call::Kind kind, std::int64_t bytes, int type = 0, int source = Call::kNoRank);
   const Symmetric* symmetric_of(const void* data, std::int64_t bytes) const;
   template <class Give, class Take>
   bool in_chunks(const Call& call, std::int64_t chunks, const Give& give, const Take& take);

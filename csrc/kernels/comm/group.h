@@ -55,6 +55,7 @@ class Group : private Surroundings {
   }
 
   Failure last_failure();
+  void set_timeout(std::int64_t timeout_ns) { phases_.set_timeout(timeout_ns); }
   // The call of a rank, after a mismatch.
   Call call_of(int rank) const { return phases_.call_of(rank); }
   std::string text_of(int rank) const { return collectives_.text_of(rank); }

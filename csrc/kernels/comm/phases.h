@@ -24,12 +24,21 @@ namespace accel::comm {
 
 // A rank's call. It must be the same on all ranks; a difference is an error instead of garbage.
 struct Call {
-  std::uint64_t what = 0;   // the collective, with its element type and options
-  std::uint64_t count = 0;  // elements or bytes
-  std::uint64_t place = 0;  // offset in symmetric memory; else 0
+  enum class Kind : std::uint8_t { nothing, all_reduce, reduce_scatter, all_gather, broadcast, barrier, other };
+  static constexpr std::uint16_t kNoRank = 0xffff;
+
+  Kind kind = Kind::nothing;
+  std::uint8_t element = 0, reduction = 0;  // of a reduction
+  bool is_symmetric = false;                // in symmetric memory
+  std::uint16_t type = 0;                   // of the caller's tensors, if they are not reduced
+  std::uint16_t source = kNoRank;           // of a broadcast
+  std::uint64_t count = 0;                  // elements of a reduction, else bytes
+  std::uint64_t place = 0;                  // offset in symmetric memory; else 0
 
   bool operator==(const Call& other) const {
-    return what == other.what && count == other.count && place == other.place;
+    return kind == other.kind && element == other.element && reduction == other.reduction &&
+           is_symmetric == other.is_symmetric && type == other.type && source == other.source && count == other.count &&
+           place == other.place;
   }
   bool operator!=(const Call& other) const { return !(*this == other); }
 };
@@ -83,11 +92,17 @@ class Phases {
  public:
   // All borrowed; `controls` of all ranks, in their order.
   Phases(int rank, std::vector<Control*> controls, Patience patience, Surroundings& surroundings)
-      : rank_(rank), controls_(std::move(controls)), patience_(patience), surroundings_(surroundings) {}
+      : rank_(rank),
+        controls_(std::move(controls)),
+        timeout_ns_(patience.timeout_ns),
+        spin_ns_(patience.spin_ns),
+        surroundings_(surroundings) {}
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(controls_.size()); }
   const Failure& failure() const { return failure_; }
+  // Any thread may call this; a wait notices it at its next check.
+  void set_timeout(std::int64_t timeout_ns) { timeout_ns_ = timeout_ns; }
 
   // The buffer of the next phase, and the buffer of the phase published last.
   int next_parity() const { return static_cast<int>((phase_ + 1) & 1); }
@@ -173,8 +188,8 @@ class Phases {
         }
         pause_cpu();
       }
-    } while (now_ns() - started_ns < patience_.spin_ns);
-    for (int yield = 0; patience_.spin_ns == 0 && yield < kYields; ++yield) {
+    } while (now_ns() - started_ns < spin_ns_);
+    for (int yield = 0; spin_ns_ == 0 && yield < kYields; ++yield) {
       sched_yield();
       if (has_reached(other)) {
         return true;
@@ -197,7 +212,7 @@ class Phases {
       if (static_cast<std::int32_t>(seen - phase_) >= 0) {
         break;
       }
-      const std::int64_t left = patience_.timeout_ns - (now_ns() - started_ns);
+      const std::int64_t left = timeout_ns_ - (now_ns() - started_ns);
       const int woken = futex_wait(theirs.board.phase, seen, left < slice ? (left < 1 ? 1 : left) : slice);
       if (has_reached(other)) {
         break;
@@ -231,7 +246,7 @@ class Phases {
       }
       return false;
     }
-    if (waited_ns >= patience_.timeout_ns) {
+    if (waited_ns >= timeout_ns_) {
       failure_ = {Failure::Kind::late, awaited, -1, waited_ns};
       return false;
     }
@@ -244,7 +259,8 @@ class Phases {
 
   const int rank_;
   const std::vector<Control*> controls_;
-  const Patience patience_;
+  std::atomic<std::int64_t> timeout_ns_;
+  const std::int64_t spin_ns_;
   Surroundings& surroundings_;
   std::uint32_t phase_ = 0;  // published last
   Failure failure_;

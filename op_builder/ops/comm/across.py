@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import struct
 import time
@@ -18,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from op_builder.errors import CommunicationError, EnvironmentValueError
 from op_builder.ops.comm.arguments import Tensors
 from op_builder.ops.comm.ccl_comm import OP as CCL_COMM
-from op_builder.ops.comm.gloo import LentTensors, has_ended
+from op_builder.ops.comm.gloo import LentTensors, has_ended, keep_while
 from op_builder.ops.comm.hosts import Layout
 from op_builder.ops.declare import load_host
 
@@ -43,6 +42,9 @@ class Across(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         """Send the tensor of host ``src`` to all hosts."""
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the limit of the collectives that start from now on."""
 
     def close(self) -> None:
         """Release its resources."""
@@ -123,6 +125,10 @@ class GlooAcross:
         options.rootRank = src
         self._run(tensor, lambda gloo, lent: gloo.broadcast(lent, options))
 
+    def set_timeout(self, timeout_s: float) -> None:
+        if (gloo := self._gloo) is not None:
+            gloo._set_default_timeout(timedelta(seconds=timeout_s))
+
     def close(self) -> None:
         self._gloo = None  # gloo's shutdown() does nothing; its connections are closed with the last reference
 
@@ -136,9 +142,7 @@ class GlooAcross:
                 self._note.require_none()
         except BaseException as error:
             if work is not None and not work.is_completed():
-                # Freeing gloo would wait for its collective, so it stays until the process ends, as do the tensors.
-                for kept in (gloo, self._lent):
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+                keep_while(self._lent.are_used, (gloo, self._lent))
             if isinstance(error, CommunicationError) or not isinstance(error, RuntimeError):
                 raise
             raise CommunicationError(
@@ -166,6 +170,9 @@ class CCLAcross:
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         self._comm.broadcast(tensor, src).wait()
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self._comm.timeout_s = timeout_s
 
     def close(self) -> None:
         self._is_open = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ Tensors = Sequence[torch.Tensor]
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REDUCIBLE = dict.fromkeys(("sum", "max", "min"), (*_FLOATS, torch.int32)) | {"avg": _FLOATS}
 """The types that are reduced, by operation."""
+
+_GLOO_TYPES = (*_FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
 
 _SUM = dist.ReduceOp.SUM
 _OPS: dict[Any, str] = {_SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
@@ -85,15 +87,38 @@ def checked_rank(name: str, value: int, size: int) -> int:
     return bounded_int(name, value, 0, size - 1, f"Pass an int of 0 to {size - 1}: the group has {size} ranks.")
 
 
-def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """Describe a call: equal calls have equal descriptions."""
-    options = [*arguments, *keywords.values()]
-    text = name.lstrip("_").replace("allreduce", "all_reduce").replace("allgather", "all_gather")
+def checked_timeout(timeout_s: float) -> float:
+    """Seconds as a float, or an OpArgumentError."""
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s < 1e9:
+        raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
+    return float(timeout_s)
+
+
+def require_gloo_types(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Raise an OpArgumentError for a type that gloo does not support; gloo's own error would not name it."""
+    is_average = any(op == dist.ReduceOp.AVG for op in _reduce_ops([*arguments, *keywords.values()]))
+    for tensor in flat_tensors(arguments):
+        is_whole = not tensor.dtype.is_floating_point
+        if tensor.dtype not in _GLOO_TYPES or (is_average and is_whole):
+            raise OpArgumentError(
+                f"{name}{' with avg' if is_average else ''} does not support {tensor.dtype}.",
+                "Reduce with sum, then divide." if is_average else "Convert the tensors, for example x.int().",
+            )
+
+
+def _reduce_ops(options: Iterable[Any]) -> Iterator[dist.ReduceOp.RedOpType]:
     for option in options:
         op = getattr(option, "reduceOp", option)
         op = getattr(op, "op", op)
         if isinstance(op, dist.ReduceOp.RedOpType):
-            text += f" ({op.name.lower()})"
+            yield op
+
+
+def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """Describe a call: equal calls have equal descriptions."""
+    options = [*arguments, *keywords.values()]
+    text = name.lstrip("_").replace("allreduce", "all_reduce").replace("allgather", "all_gather")
+    text += "".join(f" ({op.name.lower()})" for op in _reduce_ops(options))
     compared = _COMPARED.get(name, 0)
     tensors = flat_tensors(arguments[compared or 0]) if arguments else []
     if tensors and compared is not None:

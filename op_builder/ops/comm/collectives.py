@@ -39,6 +39,9 @@ class Collectives(Protocol):
     def agree(self, text: str) -> None:
         """Compare ``text``, which describes a call, with that of the other ranks; a difference is an error on all."""
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the limit of a wait for another rank."""
+
     def close(self) -> None:
         """Release the resources of this rank."""
 
@@ -125,6 +128,11 @@ class HierarchicalCollectives:
     def agree(self, text: str) -> None:
         self._compare(text)
         self._from_leader(lambda inside: inside.barrier())
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self._own.set_timeout(timeout_s)
+        if self._across is not None:
+            self._across.set_timeout(timeout_s)
 
     def close(self) -> None:
         self._is_closed = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -16,7 +18,15 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
 from op_builder.errors import CommunicationError, OpArgumentError
-from op_builder.ops.comm.arguments import Tensors, dense, flat_tensors, is_plain, replace_tensors, write_back
+from op_builder.ops.comm.arguments import (
+    Tensors,
+    dense,
+    flat_tensors,
+    is_plain,
+    replace_tensors,
+    require_gloo_types,
+    write_back,
+)
 
 _POLL_INTERVAL = timedelta(seconds=0.5)  # how long a wait for gloo lasts before it checks for other reasons to end
 _PAUSE_S = 0.001
@@ -58,14 +68,17 @@ class LentTensors:
     def are_back_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything and drops all tensors before ``deadline`` (``time.monotonic()``)."""
         self._wait_until(deadline)
-        while True:
-            with self._lock:
-                self._prune()
-                if not self._running and not self._done:
-                    return True
+        while self.are_used():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_PAUSE_S)
+        return True
+
+    def are_used(self) -> bool:
+        """Whether gloo still works on a tensor or keeps one."""
+        with self._lock:
+            self._prune()
+            return bool(self._running or self._done)
 
     def _wait_until(self, deadline: float) -> None:
         for work, _ in list(self._running):
@@ -79,6 +92,44 @@ class LentTensors:
         self._running = [call for call in self._running if not call[0].is_completed()]
         # Python's references count as one.
         self._done = [tensor for tensor in self._done if tensor._use_count() > 1]  # type: ignore[attr-defined]
+
+
+_kept: list[tuple[Callable[[], bool], object]] = []
+
+
+def keep_while(is_used: Callable[[], bool], kept: object) -> None:
+    """Keep an object as long as gloo uses it: freeing it earlier would wait for gloo's collective.
+
+    What gloo has finished with is freed at the next call of this function.
+    """
+    _kept[:] = [each for each in _kept if each[0]()]
+    _kept.append((is_used, kept))
+
+
+def never_free(kept: object) -> None:
+    """Keep an object for the rest of the process, which ends while gloo may use it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+@atexit.register
+def _never_free_kept() -> None:
+    for _, kept in _kept:
+        never_free(kept)
+
+
+class GroupGloo(dist.ProcessGroupGloo):
+    """gloo as the backend of a group. torch changes a group's timeout through it, so it reports the change."""
+
+    on_timeout: Callable[[float], None] | None = None
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        super()._set_default_timeout(timeout)
+        if self.on_timeout is not None:
+            self.on_timeout(timeout.total_seconds())
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the limit of a wait for another rank."""
+        self._set_default_timeout(timeout)
 
 
 class GlooCollectives:
@@ -97,6 +148,7 @@ class GlooCollectives:
 
     def run(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Run a collective until it or the group ends; also raises gloo's errors. Tensors need not be contiguous."""
+        require_gloo_types(name, arguments, keywords)
         given = flat_tensors(arguments)
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)
@@ -122,6 +174,10 @@ class GlooCollectives:
     def close(self) -> None:
         """End the wait of a collective that is running."""
         self._is_closed = True
+
+    def is_busy(self) -> bool:
+        """Whether gloo still works for this group."""
+        return self._lent.are_used()
 
     def finishes_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything, successfully or not, before ``deadline`` (``time.monotonic()``)."""

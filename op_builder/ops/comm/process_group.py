@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import ctypes
 import functools
 import logging
 import os
@@ -13,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from op_builder.ops.comm.arguments import (
     write_back,
 )
 from op_builder.ops.comm.collectives import Collectives, changed
-from op_builder.ops.comm.gloo import GlooCollectives, register_backend
+from op_builder.ops.comm.gloo import GlooCollectives, GroupGloo, keep_while, never_free, register_backend
 from op_builder.ops.comm.hosts import Layout
 from op_builder.ops.comm.work import CollectiveWork, WorkQueue
 
@@ -68,7 +68,7 @@ class Parts:
         global_ranks: the ranks of its members in the default group; empty for that group.
     """
 
-    gloo: dist.ProcessGroupGloo
+    gloo: GroupGloo
     collectives: Collectives | None
     layout: Layout
     name: str
@@ -106,6 +106,9 @@ class AccelProcessGroup(dist.ProcessGroup):
         _living.add(self)
         # torch asks this group's backend for names, devices and sequence numbers, and for what only C++ calls.
         register_backend(self, parts.gloo)
+        self._backend = parts.gloo  # torch finds this object, instead of one of its own class, as long as it exists
+        if parts.collectives is not None:
+            parts.gloo.on_timeout = parts.collectives.set_timeout
 
     # Properties ------------------------------------------------------------------------------------
 
@@ -127,6 +130,10 @@ class AccelProcessGroup(dist.ProcessGroup):
         with self._counts_lock:
             return CollectiveCounts(dict(self._ours), dict(self._others))
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the limit of a wait for another rank, also for waits that are running in shared memory."""
+        self._backend.set_timeout(timeout)
+
     def shutdown(self) -> None:
         """Release the group's resources; ``destroy_process_group()`` calls it, or the end of the process.
 
@@ -134,7 +141,8 @@ class AccelProcessGroup(dist.ProcessGroup):
         """
         self._closer()
         if not self._gloo.finishes_by(time.monotonic() + _GLOO_PATIENCE_S):
-            _never_free(self)  # freeing gloo would wait for its collectives
+            _living.discard(self)
+            keep_while(self._gloo.is_busy, self)
         super().shutdown()
 
     def abort(self) -> None:
@@ -348,11 +356,6 @@ def _close(queue: WorkQueue, gloo: GlooCollectives, collectives: Collectives | N
     queue.join()
 
 
-def _never_free(group: AccelProcessGroup) -> None:
-    _living.discard(group)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
 @atexit.register
 def _wait_for_gloo_at_exit() -> None:
     """Let gloo finish before the interpreter ends.
@@ -361,7 +364,7 @@ def _wait_for_gloo_at_exit() -> None:
     """
     groups = list(_living)
     for group in groups:
-        _never_free(group)
+        never_free(group)
     deadline = time.monotonic() + _GLOO_PATIENCE_S
     for group in groups:
         group._gloo.finishes_by(deadline)

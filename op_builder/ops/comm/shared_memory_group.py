@@ -14,7 +14,7 @@ import torch
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.load.open import named_error
 from op_builder.ops.arguments import checked_shape, untraced
-from op_builder.ops.comm.arguments import checked_rank
+from op_builder.ops.comm.arguments import checked_rank, checked_timeout
 from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, process_in_proc, shared_segments, space_error
 from op_builder.system import cpu_isa
 
@@ -140,6 +140,12 @@ class SharedMemoryGroup:
     def agree(self, text: str) -> None:
         """Raise a SharedMemoryCommError unless all ranks pass this text, which describes a call that they will make."""
         self._call("agree", (), text, operation=text)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the limit of a wait for another rank, also of a wait that is running. Nothing if it is closed."""
+        if self._closer.alive:
+            self._ops.set_timeout(self._number, int(checked_timeout(timeout_s) * 1e9))
+            self.timeout_s = timeout_s
 
     @untraced
     def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Store
 from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import bounded_int, untraced
-from op_builder.ops.comm.arguments import checked_rank
+from op_builder.ops.comm.arguments import checked_rank, checked_timeout
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.comm.shared_memory_meeting import default_store
 from op_builder.ops.declare import host_recipe, native_spec, system_check
@@ -89,15 +89,14 @@ class ShareMemCommModule:
         size = bounded_int("size", size, 1, 1024, "Pass the number of ranks, from 1 to 1024.")
         rank = checked_rank("rank", rank, size)
         patience_s = env.ACCEL_COMM_TIMEOUT_S.get() if timeout_s is None else timeout_s
-        if not isinstance(patience_s, int | float) or not 0 < patience_s < 1e9:
-            raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
+        patience_s = checked_timeout(patience_s)
         if store is None and size > 1:
             store = self._common_store(rank, patience_s)
         # Groups of one name are numbered, so their keys differ.
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1
-        return SharedMemoryGroup(self.ops, GroupPlace(size, rank, name, store, f"{key}/{number}", float(patience_s)))
+        return SharedMemoryGroup(self.ops, GroupPlace(size, rank, name, store, f"{key}/{number}", patience_s))
 
     def _common_store(self, rank: int, timeout_s: float) -> Any:
         if self._store is None:

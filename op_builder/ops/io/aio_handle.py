@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import itertools
 import logging
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ from op_builder.system import storage_engines
 
 logger = logging.getLogger(__name__)
 
+_STALLED_S = 30.0  # how long the end of the process waits for a device that does nothing
 _SIGNAL_LATENCY_MS = 200  # a wait returns to Python this often, which then handles signals
 
 
@@ -92,7 +96,9 @@ class Handle(LockedTensors):
         self._operations: dict[int, Operation] = {}
         self._in_calls: set[int] = set()  # operations of running calls, which wait() ignores
         # The native handle waits for what is in flight; the tensors are kept until then.
-        weakref.finalize(self, _destroy, ops, number, self._owner, self._operations)
+        finalizer = weakref.finalize(self, _destroy, ops, number, self._owner, self._operations)
+        finalizer.atexit = False  # that wait has no limit; _finish_at_exit() has one
+        _living.add(self)
 
     @property
     def engine(self) -> str:
@@ -275,6 +281,22 @@ class Handle(LockedTensors):
                 failures.append(failure)
         return len(outcomes) // 5, failures
 
+    def finish_at_exit(self) -> None:
+        """Wait for what is in flight until nothing has moved for ``_STALLED_S``. The tensors are never freed."""
+        if os.getpid() != self._owner:
+            return
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._operations))
+        numbers = list(self._operations)
+        moved, moved_at = None, time.monotonic()
+        while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
+            counters = self.counters()
+            if counters != moved:
+                moved, moved_at = counters, time.monotonic()
+            elif time.monotonic() - moved_at > _STALLED_S:
+                text = "The process ends without %d operations of async_io: none has made progress for %g s."
+                logger.warning(text, len(numbers), _STALLED_S)
+                return
+
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
             raise OpArgumentError(
@@ -282,6 +304,15 @@ class Handle(LockedTensors):
                 "which does not have its threads.",
                 "Create a handle in this process with aio_handle().",
             )
+
+
+_living: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_at_exit() -> None:
+    for handle in list(_living):
+        handle.finish_at_exit()
 
 
 def _background_and_offset(name: str, rest: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[bool, int]:

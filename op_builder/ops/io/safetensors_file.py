@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
@@ -18,6 +19,7 @@ import torch
 from op_builder.errors import AccelError, DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_operation import opened
+from op_builder.ops.io.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
 from op_builder.ops.io.safetensors_format import LENGTH_BYTES, Entry, check_byte_order, decoded_entries, header_bytes
 from op_builder.ops.io.tensor_store_files import explained
@@ -36,8 +38,8 @@ def load_safetensors(
     """Read all tensors of a safetensors file, whoever wrote it.
 
     The cached beginning of each 32 MiB is copied from the page cache. The op ``async_io`` reads the rest, bypassing
-    the cache; if it cannot be built or loaded, plain reads do. The file is not mapped: it may be changed or removed
-    afterwards.
+    the cache; if it cannot be built or loaded, plain reads do. The file is not mapped: it may be changed afterwards,
+    and replaced or removed at any time.
 
     Args:
         path: the file.
@@ -50,14 +52,15 @@ def load_safetensors(
 
     Raises:
         DamagedTensorError: it is not an intact safetensors file, or torch lacks a type.
-        StorageError: the file cannot be opened or read.
+        StorageError: the file cannot be opened or read, or was changed while it was read.
         IncompatibleOpError: this machine is big-endian.
     """
     check_byte_order()
     path = Path(path)
     device = torch.device(device)
     with _opened(path) as descriptor:
-        entries, data_begin = _read_entries(path, descriptor)
+        before = os.fstat(descriptor)
+        entries, data_begin = _read_entries(path, descriptor, before)
         reader = _Reader(path, descriptor)
         tensors: dict[str, torch.Tensor] = {}
         waiting: deque[tuple[Future[None], _Piece]] = deque()
@@ -83,6 +86,7 @@ def load_safetensors(
                 finish_first()
         finally:
             pool.shutdown(cancel_futures=True)
+        _require_unchanged(path, before, os.fstat(descriptor))
     if reader.refusal is not None:
         logger.warning("%s was read without async_io, perhaps slowly: %s", path, reader.refusal)
     if progress is not None and total == 0:
@@ -113,7 +117,8 @@ class _Run:
         """The tensors with their names, in this memory unless they are not aligned there."""
         for name, dtype, shape, begin, end in self._entries:
             if begin == end:
-                yield name, torch.empty(shape, dtype=dtype, device="cpu")
+                # view() accepts what empty() refuses: dimensions beside a 0 whose product overflows.
+                yield name, torch.empty(0, dtype=dtype, device="cpu").view(shape)
                 continue
             offset = self._shift + self._data_begin + begin - self.begin
             tensor = torch.frombuffer(
@@ -193,19 +198,33 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read_entries(path: Path, descriptor: int) -> tuple[list[Entry], int]:
+def _require_unchanged(path: Path, before: os.stat_result, after: os.stat_result) -> None:
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise StorageError(
+            f"Loading {path} failed: another program changed the file meanwhile.",
+            "Load it again when it is complete. A program that writes a new file and renames it disturbs no reader.",
+            errno=errno.EBUSY,
+            filename=str(path),
+            offset=0,
+            bytes_done=0,
+        )
+
+
+def _read_entries(path: Path, descriptor: int, status: os.stat_result) -> tuple[list[Entry], int]:
     """The tensors in the order of their bytes, and where these begin in the file."""
+    begin = b""
     try:
         with explained(f"Loading {path}", path):
-            status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise RecordError("it is not a regular file")
-            size = header_bytes(os.pread(descriptor, LENGTH_BYTES, 0), status.st_size)
+            begin = os.pread(descriptor, MARKS_BYTES, 0)
+            size = header_bytes(begin[:LENGTH_BYTES], status.st_size)
             header = bytearray(size)
             read_plainly(descriptor, memoryview(header), LENGTH_BYTES)
         data_begin = LENGTH_BYTES + size
         return decoded_entries(header, status.st_size - data_begin)[0], data_begin
     except RecordError as error:
+        require_no_other_format(path, begin)
         raise DamagedTensorError(
             f"{path} is not an intact safetensors file: {error}.",
             "Copy or download the file again, or have its author write it again.",

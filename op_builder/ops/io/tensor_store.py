@@ -15,6 +15,7 @@ import torch
 
 from op_builder.errors import DamagedTensorError
 from op_builder.ops.arguments import bounded_int, bytes_of
+from op_builder.ops.io.file_kinds import require_no_other_format
 from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress, write_plainly
 from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
@@ -226,4 +227,5 @@ class TensorStore:
         try:
             return decoded_header(header, file_bytes)
         except RecordError as error:
+            require_no_other_format(path, header)
             raise DamagedTensorError(f"{path} cannot be loaded: {error}.", _RESTORE, filename=str(path)) from None

@@ -11,10 +11,10 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import bytes_of, is_overlapping
 from op_builder.ops.io.aio_operation import check_memory
-from op_builder.ops.io.safetensors_format import MAX_DIMENSIONS
 from op_builder.ops.io.tensor_store_format import DTYPES, TensorInfo
 
 _MAPPED_FROM_BYTES = 1 << 20
+_MAX_DIMENSIONS = 64  # many functions of torch do not take more
 
 
 def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
@@ -33,7 +33,7 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
         raise OpArgumentError("A meta tensor has no values to store.", "Pass a tensor with memory.")
     if tensor.dtype not in DTYPES.values():
         raise OpArgumentError(f"A tensor of {tensor.dtype} cannot be stored.", "Pass x.int_repr(), or x.dequantize().")
-    if tensor.dim() > MAX_DIMENSIONS:
+    if tensor.dim() > _MAX_DIMENSIONS:
         raise OpArgumentError(f"A tensor of {tensor.dim()} dimensions cannot be stored.", "Pass x.flatten().")
     info = TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize, "")
     with torch.no_grad():

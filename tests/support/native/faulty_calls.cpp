@@ -4,7 +4,8 @@
 //                     posix_fallocate only with EINTR
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
 //                     transfers (of io_uring and libaio), commands (the same, but calls that start nothing succeed):
-//                     refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM, EPERM
+//                     refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM, EPERM;
+//                     progress (of pread and pwrite: they do not return)
 
 #include <atomic>
 #include <cerrno>
@@ -13,6 +14,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 
@@ -56,6 +58,9 @@ ssize_t transfer(const char* name, int descriptor, Memory memory, size_t size, o
   if (what == 1 || what == 2) {
     errno = what == 1 ? EINTR : EAGAIN;
     return -1;
+  }
+  while (is_refused("progress")) {
+    poll(nullptr, 0, 1000);
   }
   if (is_refused("direct") && (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0) {
     errno = EINVAL;

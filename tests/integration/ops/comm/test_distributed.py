@@ -75,6 +75,12 @@ def test_different_transports_between_hosts_are_an_error(tmp_path: Path) -> None
         assert "Set ACCEL_DISTRIBUTED_ACROSS to the same value on all ranks" in result.output
 
 
+def test_types_that_gloo_lacks_are_named_before_anything_is_sent(tmp_path: Path) -> None:
+    *errors, average = ranks("unsupported_types", 2, tmp_path)[0]
+    assert all("OpArgumentError" in error and "does not support torch." in error for error in errors), errors
+    assert "avg does not support torch.int64" in average
+
+
 # When something is missing -------------------------------------------------------------------------
 
 
@@ -84,6 +90,13 @@ def test_a_killed_rank_is_named_by_all_others_however_they_wait(tmp_path: Path) 
     for survivor in survivors:
         assert survivor.status == 0, survivor.output
         assert all("rank 3" in error.lower() for error in survivor.value)
+
+
+@pytest.mark.parametrize("names", ["aa", "ab"], ids=["one host", "two hosts"])
+def test_a_changed_timeout_counts(tmp_path: Path, names: str) -> None:
+    errors = ranks("another_timeout", 2, tmp_path, environments=hosts(names))[0]
+    assert len(errors) == 3
+    assert all("CommError" in error or "CommunicationError" in error for error in errors), errors
 
 
 def test_a_killed_rank_of_a_subset_is_named_by_its_global_rank(tmp_path: Path) -> None:

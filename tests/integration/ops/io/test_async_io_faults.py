@@ -382,6 +382,22 @@ def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
 
 
 @needs_gxx
+def test_the_process_ends_without_a_device_that_does_nothing(faulty_calls: Path, tmp_path: Path) -> None:
+    output = run_python(
+        f"""
+        from op_builder.ops.io import aio_handle
+
+        aio_handle._STALLED_S = 0.5
+        handle = AsyncIOBuilder().load().aio_handle(engine="threads")
+        os.environ["FAULTY_REFUSED"] = "progress"
+        handle.async_pwrite(torch.ones(3), {str(tmp_path / "file")!r})
+        """,
+        faulty_calls,
+    )
+    assert "without 1 operations" in output
+
+
+@needs_gxx
 @pytest.mark.parametrize(("engine", "reason"), [("io_uring", "EPERM"), ("libaio", "ENOSYS")])
 def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path, engine: str, reason: str) -> None:
     output = run_python(

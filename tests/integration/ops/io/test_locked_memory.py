@@ -17,7 +17,8 @@ from accelerator.cuda_accelerator import CUDA_Accelerator
 from op_builder.cpu import PinMemoryBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.async_io import AsyncIOModule
-from op_builder.ops.io.locked_memory import LockedMemoryError, PinMemoryModule
+from op_builder.ops.io.locked_memory import LockedMemoryError
+from op_builder.ops.io.pin_memory import PinMemoryModule
 
 PAGE = os.sysconf("SC_PAGESIZE")
 HUGE = 2 << 20

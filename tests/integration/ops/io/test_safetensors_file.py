@@ -13,12 +13,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import AccelError, DamagedTensorError, IncompatibleOpError, StorageError
 from op_builder.ops import TensorStore, load_safetensors
 from op_builder.ops.io import file_pieces, safetensors_file
 from op_builder.ops.io.safetensors_format import DTYPES
 from op_builder.ops.io.tensor_store_format import DTYPES as STORED_DTYPES
 from tests.support.files import cache_only, random_bytes, raw
+from tests.support.mutations import damaged, hostile
 
 PIECE = 1 << 16
 
@@ -111,9 +113,9 @@ def test_without_the_engine_files_are_read_with_a_warning(
     tensors = sample(tmp_path / "x")
     monkeypatch.setattr(safetensors_file, "read_cached", lambda *_: 0)
     if engine == "missing":
-        monkeypatch.setattr(file_pieces.AsyncIOBuilder, "load", fail)
+        monkeypatch.setattr(file_pieces, "load_host", fail)
     else:
-        monkeypatch.setattr(type(file_pieces.AsyncIOBuilder().load()), "aio_handle", fail)
+        monkeypatch.setattr(type(AsyncIOBuilder().load()), "aio_handle", fail)
     assert_same(load_safetensors(tmp_path / "x"), tensors)
     (record,) = caplog.records
     assert "No compiler was found" in record.getMessage()
@@ -155,26 +157,14 @@ OVERLAP = {"a": tensor([3], 0, 3), "b": tensor([3], 2, 5)}
     [
         (HOLE, "'b' leaves a gap of 1 bytes"),
         (OVERLAP, "'b' overlaps"),
-        ({"a": tensor([4], 0, 4)}, "5 bytes follow its header, and should be 4"),
-        ({"a": tensor([4], 0, 5)}, "'a' has 5 bytes, which do not fit"),
-        ({"a": tensor([-5], 0, 5)}, "'a' lacks a valid"),
-        ({"a": tensor([5], 5, 0)}, "'a' has -5 bytes"),
-        ({"a": tensor([True, 5], 0, 5)}, "'a' lacks a valid"),
-        ({"a": tensor([5], 0, 10**400)}, "'a' lacks a valid"),
-        ({"a": tensor([1 << 62, 0, 1 << 62], 0, 0), "b": tensor([5], 0, 5)}, "no tensor has the shape"),
-        ({"a": tensor([1] * 65, 0, 1)}, "65 dimensions"),
-        ({"a": tensor([5, 2], 0, 5, "F6_E2M3")}, "torch has no type for 'F6_E2M3'"),
+        ({"a": tensor([4], 0, 4)}, "5 bytes follow its header"),
+        ({"a": tensor([4], 0, 5)}, "'a' has 5 bytes"),
+        ({"a": tensor([-5], 0, 5)}, "'a' lacks"),
+        ({"a": tensor([5, 2], 0, 5, "F6_E2M3")}, "no type for 'F6_E2M3'"),
         ({"a": tensor([10, 1], 0, 5, "F4")}, "last dimension"),
-        ({"a": {"dtype": "U8", "shape": [5]}}, "'a' lacks a valid"),
-        ({"x" * 5000: None}, r"'x+\.\.\.' lacks a valid"),
-        ({"__metadata__": {"format": 1}, "a": tensor([5], 0, 5)}, "not an object of texts"),
-        (b'{"a":%s,"a":%s}' % ((json.dumps(tensor([5], 0, 5)).encode(),) * 2), "twice"),
-        (b"[]", "not a JSON object"),
-        (b' {"a":{}}', "not a JSON object"),
-        (b'{"\xff":{}}', "not a JSON object"),
-        ('{"a":{}}'.encode("utf-16"), "not a JSON object"),
-        (b'{"a":' * 100_000, "not a JSON object"),
-        (b'{"a":[' + b"9" * 100_000, "not a JSON object"),
+        ({"x" * 5000: None}, r"'x+\.\.\.' lacks"),
+        ({"__metadata__": {"format": 1}, "a": tensor([5], 0, 5)}, "object of texts"),
+        (b"[]", "JSON object"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
@@ -186,6 +176,86 @@ def test_an_invalid_header_is_one_error_that_names_the_file(
     with pytest.raises(DamagedTensorError, match=rf"x\.safetensors is not .*{message}(.|\n)*Remedy: ") as caught:
         load_safetensors(path)
     assert caught.value.filename == str(path)
+
+
+MEMBERS = '"dtype": "U8", "shape": [5], "data_offsets": [0, 5]'
+WHOLE = f'{{"a": {{{MEMBERS}}}}}'
+UNUSUAL = (
+    *("", " ", "{}", "[]", "null", f" \t\r\n{WHOLE} \n", f"\ufeff{WHOLE}", f"{WHOLE}\0", f"{WHOLE}\f", f"{WHOLE}{{}}"),
+    *('{"a": ' * 2000, '{"a": [' + "9" * 5000, f"{WHOLE[:-1]},}}", WHOLE.replace('"U8"', '"u8"')),
+    *('{"a": ["U8", [5], [0, 5]]}', WHOLE.replace('"U8"', '{"U8": null}'), WHOLE.replace('"U8"', '{"U8": 1}')),
+    *(WHOLE.replace("[5]", shape) for shape in ("[5.0]", "[5e0]", "[05]", "null", "{}", "[5, true]", '["5"]')),
+    *(WHOLE.replace("[5]", f"[5{', 1' * count}]") for count in (63, 64, 200)),
+    *(WHOLE.replace("[0, 5]", place) for place in ("[-0, 5]", "[0.0, 5]", "[0]", "[0, 5, 5]", "[5, 10]", "[5, 0]")),
+    # Names that occur twice, and members that are ignored, if they are valid.
+    f'{{"a": {{{MEMBERS}}}, "a": {{{MEMBERS}}}}}',
+    *(f'{{"a": {{"{name}": 1, {MEMBERS}}}}}' for name in ("dtype", "shape", "data_offsets", "x", "")),
+    *(f'{{"a": {{"x": {{"dtype": 1, "dtype": 2}}, "x": {value}, {MEMBERS}}}}}' for value in (
+        *("1e39", "1e400", "-1e400", "NaN", "-Infinity", "9" * 300, "9" * 400, "9" * 5000),
+        *('"\\ud83d\\ude00"', '"\\ud83d"', '"\\ude00"'), *(depth * "[" + depth * "]" for depth in (1, 125, 126, 900)),
+    )),
+    *(WHOLE.replace('"a"', f'"a{text}"') for text in ("\\u0000", "\\ud83d\\ude00", "\\ud83d", "\\ud83d\\u0041", "\1")),
+    *(f'{{"__metadata__": {texts}, "a": {{{MEMBERS}}}}}' for texts in (
+        "null", "{}", "[]", "false", '""', '{"a": null}', '{"a": "b", "a": "c"}', '{"dtype": "b", "dtype": "c"}',
+        '{}, "__metadata__": {}', '{"a": "\\ud800"}',
+    )),
+    *(f'{{"a": {{{MEMBERS}}}, "z": {{"dtype": "F32", "shape": {shape}, "data_offsets": [5, 5]}}}}' for shape in (
+        *("[0]", f"[0, {1 << 63}]", f"[0, {1 << 32}, {1 << 32}]"),
+        *(f"[{1 << 32}, {1 << 32}, 0]", f"[{1 << 31}, {1 << 31}, 0]"),
+    )),
+    *(WHOLE.replace('"U8", "shape": [5]', f'"{dtype}", "shape": {shape}') for dtype, shape in (
+        ("F4", "[10]"), ("F4", "[5, 2]"), ("F4", "[10, 1]"), ("F4", "[9]"), ("F6_E2M3", "[5]"), ("F8_E8M0", "[5]"),
+    )),
+)  # fmt: skip
+
+
+def content_of(header: dict[str, Any] | str, data: bytes) -> bytes:
+    encoded = (header if isinstance(header, str) else json.dumps(header)).encode("utf-8", "surrogatepass")
+    return len(encoded).to_bytes(8, "little") + encoded + data
+
+
+def test_files_are_accepted_and_refused_as_by_the_package_safetensors(tmp_path: Path) -> None:
+    header = {"__metadata__": {"format": "pt"}, "a": tensor([2, 3], 0, 24, "F32"), "b": tensor([5], 24, 29)}
+    header["e"] = tensor([0, 4], 29, 29, "BF16")
+    contents = [content_of(text, bytes(5)) for text in UNUSUAL]
+    contents += [content_of(variant, bytes(29)) for variant in hostile(header, 1500, seed=1)]
+    contents += damaged(content_of(header, bytes(29)), 1500, seed=2)
+
+    def described(load: Callable[[Path], dict[str, torch.Tensor]]) -> Any:
+        try:
+            return {name: (one.dtype, one.shape) for name, one in load(tmp_path / "x").items()}
+        except Exception as error:
+            return isinstance(error, AccelError), "refused"
+
+    for content in contents:
+        (tmp_path / "x").write_bytes(content)
+        ours, theirs = described(load_safetensors), described(load_file)
+        assert ours == ((True, "refused") if isinstance(theirs, tuple) else theirs), content[:300]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS(.|\n)*git lfs pull"),
+        (b"/annex/objects/SHA256E-s9--0.safetensors\n", "git-annex(.|\n)*git annex get"),
+        (b"\n<!DOCTYPE html><title>Log in</title>", "web page(.|\n)*address"),
+        (b"PK\x03\x04" + bytes(9), r"zip(.|\n)*torch\.load"),
+        (b"\x80\x02}q\0.", r"pickle(.|\n)*torch\.load"),
+        (b"GGUF\x03\0\0\0", "GGUF"),
+        (b"\x1f\x8b\x08\0\0", "gzip"),
+        (bytes(257) + b"ustar\0", "tar archive"),
+        (b'{"metadata": {}, "weight_map": {"a": "x-00001-of-00002.safetensors"}}', "JSON(.|\n)*index"),
+        (bytes(4096), "begins with zeros"),
+    ],
+    ids=lambda value: value[-12:] if isinstance(value, str) else "",
+)
+def test_another_format_is_named_with_what_reads_it(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DamagedTensorError, match=words):
+        load_safetensors(tmp_path / "x")
+    os.replace(tmp_path / "x", tmp_path / "x.safetensors")
+    with pytest.raises(DamagedTensorError, match=words):
+        TensorStore(tmp_path).load("x")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x02\0\0", b"\x03\0\0\0\0\0\0\0{}", b"\xff" * 8 + b"{}"])
@@ -218,14 +288,44 @@ def test_a_file_that_is_truncated_while_it_is_read_is_an_error(
     path = tmp_path / "x.safetensors"
     save_file({"x": random_bytes(100 * PIECE)}, path)
 
-    def load() -> Any:
+    def load(_: object) -> Any:
         raise IncompatibleOpError("No compiler was found.", "Install g++.")
 
     if not has_engine:
-        monkeypatch.setattr(file_pieces.AsyncIOBuilder, "load", lambda _: load())
+        monkeypatch.setattr(file_pieces, "load_host", load)
     with pytest.raises(StorageError, match=r"Loading .*x\.safetensors failed(.|\n)*the file ends at byte") as caught:
         load_safetensors(path, progress=lambda *_: os.truncate(path, 2 * PIECE))
     assert caught.value.filename == str(path)
+
+
+def test_a_file_that_is_changed_and_restored_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"x": random_bytes(100 * PIECE)}, path)
+    content = path.read_bytes()
+    os.utime(path, (0, 0))
+
+    def rewrite(_done: int, _total: int) -> None:
+        with path.open("r+b") as file:
+            file.write(bytes(len(content)))
+            file.seek(0)
+            file.write(content)
+
+    with pytest.raises(StorageError, match="changed the file"):
+        load_safetensors(path, progress=rewrite)
+
+
+def test_a_file_may_be_replaced_and_removed_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"x": random_bytes(100 * PIECE)}, path)
+    content, other = path.read_bytes(), tmp_path / "other"
+
+    def replace(done: int, total: int) -> None:
+        other.write_bytes(bytes(9))
+        os.replace(other, path)
+        if done == total:
+            path.unlink()
+
+    assert raw(load_safetensors(path, progress=replace)["x"]) == content[-100 * PIECE :]
 
 
 def test_a_big_endian_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

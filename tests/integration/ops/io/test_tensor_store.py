@@ -388,7 +388,7 @@ def test_an_op_that_cannot_be_loaded_is_the_only_error_shown(
     def refuse(_: object) -> None:
         raise IncompatibleOpError("No compiler was found.", "Install g++.")
 
-    monkeypatch.setattr(file_pieces.AsyncIOBuilder, "load", refuse)
+    monkeypatch.setattr(file_pieces, "load_host", refuse)
     with pytest.raises(IncompatibleOpError, match="No compiler") as caught:
         store.save("x", random_bytes(4 * PIECE))
     assert caught.value.__context__ is None

@@ -1,0 +1,38 @@
+"""What a file is that was loaded as a safetensors file, from its first bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from op_builder.errors import DamagedTensorError
+
+_DECOMPRESS = "Decompress the file first."
+_FORMATS = (
+    (0, b"version https://git-lfs.github.com/", "a pointer of Git LFS", "Run git lfs pull in its checkout."),
+    (0, b"/annex/objects/", "a pointer of git-annex", "Run git annex get in its checkout."),
+    (0, b"<!doctype", "a web page", "Download the file itself: use its direct address, and log in."),
+    (0, b"<html", "a web page", "Download the file itself: use its direct address, and log in."),
+    (0, b"<?xml", "an XML document", "Download the file itself; a server reports errors in XML."),
+    (0, b"pk\3\4", "a zip archive, as torch.save() writes", "Load it by torch.load(), or unpack it."),
+    (0, b"\x80\2", "a pickle, as an old torch.save() wrote", "Load it by torch.load()."),
+    (0, b"gguf", "a GGUF file", "Load it by the package gguf."),
+    (0, b"\x89hdf", "an HDF5 file", "Load it by the package h5py."),
+    (0, b"\x93numpy", "a NumPy array", "Load it by numpy.load()."),
+    (0, b"\x1f\x8b", "compressed by gzip", _DECOMPRESS),
+    (0, b"bzh", "compressed by bzip2", _DECOMPRESS),
+    (0, b"\xfd7zxz", "compressed by xz", _DECOMPRESS),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", _DECOMPRESS),
+    (257, b"ustar", "a tar archive", "Unpack it."),
+    (0, b"{", "a JSON text", "Load the files that it lists, if it is the index of a model."),
+    (0, bytes(8), "without content: it begins with zeros", "Copy or download it again, completely."),
+)  # the place of the mark, the mark in lower case, the format and what to do
+MARKS_BYTES = 262
+"""How many of a file's first bytes identify its format."""
+
+
+def require_no_other_format(path: Path, begin: bytes) -> None:
+    """Raise a DamagedTensorError that names the format if a file with these first bytes has a known one."""
+    text = begin.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for at, mark, name, remedy in _FORMATS:
+        if (begin if at else text).startswith(mark, at):
+            raise DamagedTensorError(f"{path} is not a safetensors file: it is {name}.", remedy, filename=str(path))

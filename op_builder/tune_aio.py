@@ -1,0 +1,322 @@
+"""``python -m op_builder.tune_aio DIR``: the fastest settings of ``async_io`` for a disk."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from op_builder.command_line import parse_size, run_main
+from op_builder.errors import AccelError
+from op_builder.messages import size_text
+from op_builder.system import storage_engines
+
+_CACHED = "This file system does not support O_DIRECT: the figures mostly measure memory, not the device."
+_DIRECT = "All bytes bypassed the page cache. On a virtual or network disk, the host's cache is in the figures."
+_PIECE_BYTES = 128 << 20  # of one request; the queue runs empty between two
+_SPARE_BYTES = 64 << 20  # left to other programs on the disk
+_FINALISTS, _REPEATS = 5, 4
+# (single_submit, overlap_events); all other measurements use (False, True)
+_SUBMISSIONS = ((False, False), (True, True), (True, False))
+
+
+class Settings(NamedTuple):
+    """The arguments of :meth:`AsyncIOModule.aio_handle`, by their names."""
+
+    engine: str
+    block_size: int
+    queue_depth: int
+    single_submit: bool = False
+    overlap_events: bool = True
+    intra_op_parallelism: int = 1
+
+
+class Measurement(NamedTuple):
+    """Bytes per second; writing includes the ``fsync``. ``direct_share`` of the bytes bypassed the page cache."""
+
+    settings: Settings
+    read_bytes_per_s: float
+    written_bytes_per_s: float
+    direct_share: float
+
+    @property
+    def both_bytes_per_s(self) -> float:
+        """The rate at which bytes are written once and read once."""
+        return 2 / (1 / self.read_bytes_per_s + 1 / self.written_bytes_per_s)
+
+
+class Grid(NamedTuple):
+    """What is tried; ``rounds`` is how often all block sizes and queue depths are measured, one after another."""
+
+    engines: tuple[str, ...]
+    block_sizes: tuple[int, ...] = (128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20)
+    queue_depths: tuple[int, ...] = (8, 32, 128)
+    threads: tuple[int, ...] = (2, 4)
+    rounds: int = 3
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.tune_aio") -> int:
+    """The command line; returns the exit status: 0, or 2 for an error."""
+    options = _parser(prog).parse_args(arguments)
+    try:
+        return _tune(options)
+    except AccelError as error:
+        print(f"tune_aio: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and "
+        "submission modes. Reads and writes a scratch file without the page cache, and removes it.",
+        epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
+    )
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
+    add("--size", type=_size, metavar="SIZE", help="size of the scratch file (default: 1G; with --quick: 64M)")
+    add("--seconds", type=_seconds, metavar="S",
+        help="minimum time of each measurement in each direction (default: 0.15; with --quick: 0.05)")  # fmt: skip
+    add("--quick", action="store_true", help="fewer settings, for an estimate within seconds")
+    add("--engine", action="append", metavar="NAME",
+        help="only this engine; may be repeated (default: every engine that works)")  # fmt: skip
+    add("--output", type=Path, default=Path("aio_settings.json"), metavar="FILE",
+        help="where to write the settings (default: aio_settings.json)")  # fmt: skip
+    add("--json", action="store_true", help="print all measurements as one JSON object")
+    return parser
+
+
+def _tune(options: argparse.Namespace) -> int:
+    engines, refusals = _engines(options.engine)
+    grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
+    size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
+    seconds = options.seconds or (0.05 if options.quick else 0.15)
+    if not os.path.isdir(options.output.absolute().parent):  # Path.is_dir() raises for a name that is too long
+        raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or pass another --output.")
+    console = Console(stderr=True)
+    with console.status("writing the scratch file") as status, bench(options.directory, size_bytes, seconds) as measure:
+        found, failed = search(grid, measure, lambda settings: status.update(f"measuring {' '.join(_row(settings))}"))
+    try:
+        options.output.write_text(json.dumps(_portable(found[0].settings), indent=1) + "\n")
+    except OSError as error:
+        raise AccelError(f"{options.output} cannot be written: {error.strerror}.", "Pass another --output.") from None
+    if options.json:
+        data = {
+            "best": _data(found[0]),
+            "measured": [_data(one) for one in found],
+            "size_bytes": size_bytes,
+            "output": str(options.output),
+            "refused_engines": refusals,
+            "refused_settings": failed,
+        }
+        print(json.dumps(data, indent=1))
+    else:
+        _print(found, failed, refusals, options.output)
+    return 0
+
+
+def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The engines to measure, and why others are not."""
+    forced = storage_engines.forced_engine()
+    if forced and any(name != forced for name in requested or ()):
+        raise AccelError(
+            f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."
+        )
+    names = requested or ([forced] if forced else storage_engines.ENGINES)
+    refusals = {}
+    for name in names:
+        storage_engines.checked_engine(name)
+        if (reason := storage_engines.refusal(name)) is not None:
+            refusals[name] = reason
+            if requested or forced:
+                raise storage_engines.unusable_engine(name, reason)
+    return tuple(name for name in dict.fromkeys(names) if name not in refusals), refusals
+
+
+def search(
+    grid: Grid, measure: Callable[[Settings], Measurement], on_step: Callable[[Settings], object] = lambda _: None
+) -> tuple[list[Measurement], dict[str, str]]:
+    """Measure block sizes and queue depths in all combinations, then the rest around each engine's best.
+
+    Returns:
+        The medians of all settings, the best for both directions first; and the settings that the system refused.
+
+    Raises:
+        AccelError: no settings work at all.
+    """
+    measured: dict[Settings, list[Measurement]] = {}
+    failed: dict[str, str] = {}
+
+    def try_all(candidates: Iterable[Settings]) -> None:
+        for settings in candidates:
+            on_step(settings)
+            try:
+                measured.setdefault(settings, []).append(measure(settings))
+            except AccelError as error:  # an engine may refuse a queue of that size
+                del measured[settings]
+                failed[" ".join(_row(settings))] = error.message
+
+    def medians() -> list[Measurement]:
+        rates = [Measurement(settings, *map(median, list(zip(*runs))[1:])) for settings, runs in measured.items()]  # noqa: B905
+        return sorted(rates, key=lambda one: one.both_bytes_per_s, reverse=True)
+
+    def best_of(engine: str) -> list[Settings]:
+        return [one.settings for one in medians() if one.settings.engine == engine][:1]
+
+    for _ in range(grid.rounds):
+        for engine in grid.engines:
+            try_all(Settings(engine, *sizes) for sizes in itertools.product(grid.block_sizes, grid.queue_depths))
+    for engine in grid.engines:
+        for best in best_of(engine):
+            try_all(best._replace(intra_op_parallelism=threads) for threads in grid.threads)
+        for best in best_of(engine):
+            try_all(best._replace(single_submit=single, overlap_events=overlap) for single, overlap in _SUBMISSIONS)
+    if not measured:
+        settings, reason = next(iter(failed.items()))
+        raise AccelError(
+            f"Nothing could be measured. {settings}: {reason}", "See python -m op_builder.report --op async_io."
+        )
+    finalists = [*(best for engine in grid.engines for best in best_of(engine)), *(one.settings for one in medians())]
+    chosen = list(dict.fromkeys(finalists))[:_FINALISTS]
+    for _ in range(_REPEATS):
+        try_all(chosen)
+    found = medians()
+    return sorted(found, key=lambda one: one.settings not in chosen), failed
+
+
+@contextmanager
+def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable[[Settings], Measurement]]:
+    """A function that measures settings on a scratch file. The file has no name, so it ends with this process.
+
+    Raises:
+        AccelError: the directory is missing or cannot be written, or the disk has too little space.
+    """
+    import torch  # --help and bad options need neither
+
+    from op_builder.ops.declare import load_host
+    from op_builder.ops.io.async_io import OP
+
+    if not os.path.isdir(directory):  # Path.is_dir() raises for a name that is too long
+        what = "not a directory" if os.path.exists(directory) else "missing"
+        raise AccelError(f"{directory} is {what}.", "Pass a directory on the disk to measure.")
+    free = shutil.disk_usage(directory).free
+    if free < size_bytes + _SPARE_BYTES:
+        raise AccelError(
+            f"{directory} has {size_text(free)} free; {size_text(size_bytes + _SPARE_BYTES)} are needed.",
+            f"Free some, or pass a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
+        )
+    try:
+        file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise AccelError(
+            f"A file cannot be created in {directory}: {error.strerror}.", "Pass a directory that this user can write."
+        ) from None
+    with file:
+        module, descriptor = load_host(OP), file.fileno()
+        first = module.aio_handle()
+        buffer = first.new_cpu_locked_tensor(min(_PIECE_BYTES, size_bytes), torch.empty(0, dtype=torch.uint8))
+        buffer.random_()  # devices may store zeros without writing them
+        offsets = range(0, size_bytes, buffer.nbytes)
+        pieces = [(buffer[: size_bytes - offset], descriptor, offset) for offset in offsets]
+        for piece in pieces:
+            first.sync_pwrite(*piece)
+        os.fsync(descriptor)
+
+        def rate(transfer: Callable[..., int], finish: Callable[[], object]) -> float:
+            done, started = 0, time.perf_counter()
+            for piece in itertools.cycle(pieces):
+                transfer(*piece)
+                done += piece[0].nbytes
+                if time.perf_counter() - started >= seconds:
+                    break
+            finish()
+            return done / (time.perf_counter() - started)
+
+        def measure(settings: Settings) -> Measurement:
+            handle = module.aio_handle(**settings._asdict())
+            handle.sync_pread(buffer[: 1 << 20], descriptor, 0)  # starts the threads
+            before = handle.counters()
+            written = rate(handle.sync_pwrite, lambda: os.fsync(descriptor))
+            if hasattr(os, "posix_fadvise"):  # read nothing from the page cache
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            read = rate(handle.sync_pread, lambda: None)
+            after = handle.counters()
+            direct = after.direct_bytes - before.direct_bytes
+            return Measurement(settings, read, written, direct / (direct + after.cached_bytes - before.cached_bytes))
+
+        yield measure
+
+
+def _portable(settings: Settings) -> dict[str, Any]:
+    """The settings, without the engine if it is the default here: another machine may have another default."""
+    arguments = settings._asdict()
+    if settings.engine == next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None):
+        del arguments["engine"]
+    return arguments
+
+
+def _row(settings: Settings) -> tuple[str, ...]:
+    ways = [name.partition("_")[0] for name in ("single_submit", "overlap_events") if getattr(settings, name)]
+    numbers = size_text(settings.block_size), str(settings.queue_depth), str(settings.intra_op_parallelism)
+    return settings.engine, *numbers, "+".join(ways) or "-"
+
+
+def _print(found: list[Measurement], failed: dict[str, str], refusals: dict[str, str], output: Path) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("best", "engine", "block", "depth", "threads", "submission", "read", "write"):
+        is_text = heading in ("best", "engine", "submission")
+        table.add_column(heading, no_wrap=True, justify="left" if is_text else "right")
+    rows = {
+        "for both": found[0],
+        "for reading": max(found, key=lambda one: one.read_bytes_per_s),
+        "for writing": max(found, key=lambda one: one.written_bytes_per_s),
+    } | {f"of {one.settings.engine}": one for one in reversed(found)}
+    for what, one in rows.items():
+        rates = (f"{rate / 1e9:.2f}" for rate in (one.read_bytes_per_s, one.written_bytes_per_s))
+        table.add_row(what, *_row(one.settings), *rates, style="bold green" if what == "for both" else None)
+    console.print(table)
+    console.print("In GB/s, medians; writing until the device has it (fsync).")
+    console.print(_CACHED if any(one.direct_share < 1 for one in found) else _DIRECT)
+    for name, reason in (refusals | failed).items():
+        console.print(f"Not measured: {name}: {reason}", markup=False)
+    console.print(f"Settings: {output}, for aio_handle(**json.load(file)).", markup=False)
+
+
+def _data(found: Measurement) -> dict[str, Any]:
+    return found._asdict() | {"settings": found.settings._asdict()}
+
+
+def _size(text: str) -> int:
+    size_bytes = parse_size(text)
+    if size_bytes < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than 1M")
+    return size_bytes
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+if __name__ == "__main__":
+    run_main(main, "The scratch file is removed, no settings were written.")
