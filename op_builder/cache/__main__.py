@@ -139,7 +139,7 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
                 "op": each.entry.manifest.op,
                 "key": each.entry.digest,
                 "differences": [each.difference] if each.difference else [],
-                "obstacle": each.obstacle,
+                "reason": each.reason,
             }
             for each in compared
         ]

@@ -233,9 +233,9 @@ def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
     """
     whole = []
     for entry in cache.entries():
-        flaw = cache.flaw(entry)
-        if flaw:
-            cache.set_aside(entry.directory, flaw)
+        rejection = cache.rejection_of(entry)
+        if rejection:
+            cache.set_aside(entry.directory, rejection)
         else:
             whole.append(entry)
     directories = [cache.home.joinpath(*place) for place in places(cache.root, OPS)]

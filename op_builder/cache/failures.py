@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from op_builder.cache import layout
-from op_builder.cache.ownership import distrusted, unusable
+from op_builder.cache.ownership import ownership_rejection, unusable
 from op_builder.errors import CacheError
-from op_builder.system.file_contents import mapping_obstacle
+from op_builder.system.file_contents import mapping_error
 from op_builder.system.outcomes import Rejection
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
@@ -46,17 +46,17 @@ def errors_explained(root: Path) -> Iterator[None]:
         ) from error
 
 
-def obstacle(root: Path, op: str = "") -> CacheError | None:
+def cache_error(root: Path, op: str = "") -> CacheError | None:
     """Why a binary (of ``op``) cannot be written to the cache at ``root`` and opened there; creates nothing.
 
     Every existing directory that a build writes to is tried, because another user may own one of them.
     """
     names = [(), *((name,) for name in _WRITTEN), *([(layout.OPS, op)] if op else [])]
-    refusals = (distrusted(str(root), layout.HOME, *name) for name in names)
-    if (refusal := layout.refused(root) or next(filter(None, refusals), None)) is not None:
-        return unusable(root, refusal)
+    rejections = (ownership_rejection(str(root), layout.HOME, *name) for name in names)
+    if (rejection := layout.location_rejection(root) or next(filter(None, rejections), None)) is not None:
+        return unusable(root, rejection)
     places = dict.fromkeys(_existing(path) for path in (root, *(root.joinpath(layout.HOME, *name) for name in names)))
-    reason = next(filter(None, map(_writing_obstacle, places)), "")
+    reason = next(filter(None, map(_writing_error, places)), "")
     return unusable(root, Rejection(reason, _WRITABLE_REMEDY)) if reason else None
 
 
@@ -67,7 +67,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _writing_obstacle(directory: Path) -> str:
+def _writing_error(directory: Path) -> str:
     """Why no binary can be written to ``directory`` and opened there; empty if it can."""
     if not os.path.isdir(directory):
         return f"{directory} is not a directory"
@@ -75,10 +75,10 @@ def _writing_obstacle(directory: Path) -> str:
         # Tried, because permissions, read-only mounts and quotas can refuse in many ways.
         with tempfile.TemporaryFile(dir=directory) as file:
             file.truncate(1)
-            refusal = mapping_obstacle(file.fileno())
+            rejection = mapping_error(file.fileno())
     except OSError as error:
-        refusal = f"{error.strerror}{_owned_by(str(directory))}"
-    return f"{directory}: {refusal}" if refusal else ""
+        rejection = f"{error.strerror}{_owned_by(str(directory))}"
+    return f"{directory}: {rejection}" if rejection else ""
 
 
 def _owned_by(path: str) -> str:

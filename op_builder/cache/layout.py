@@ -25,8 +25,8 @@ from op_builder.cache.ownership import (
     SIGNATURE,
     TITLE,
     TO_SHARE,
-    distrusted,
     open_file,
+    ownership_rejection,
     signature,
     signed_group,
 )
@@ -98,11 +98,11 @@ def memo(root: Path) -> Memo:
 
     A memo names programs that are run, so it must be trusted like a binary.
     """
-    places = [root] if distrusted(str(root), HOME, MEMO) is None else []
+    places = [root] if ownership_rejection(str(root), HOME, MEMO) is None else []
     if os.path.exists(root) and not (places and os.access(root, os.W_OK)):
         with contextlib.suppress(CacheError):
             own = _user_cache_dir()
-            places += [own] if distrusted(str(own), HOME, MEMO) is None else []
+            places += [own] if ownership_rejection(str(own), HOME, MEMO) is None else []
     return Memo(*(place / HOME / MEMO for place in places), create=_create_memos, open_file=_open_memo)
 
 
@@ -116,7 +116,7 @@ def _open_memo(path: Path) -> int:
 def _create_memos(directory: Path) -> None:
     """Create the directory of a cache's memos."""
     root = directory.parents[1]
-    if refused(root) is not None:
+    if location_rejection(root) is not None:
         raise OSError(errno.EACCES, "It is not a cache", str(root))
     claim(root)
     make_directory(directory, modes(root).directory)
@@ -145,7 +145,7 @@ def modes(root: Path) -> Modes:
     return _PRIVATE if signed_group(str(root)) is None else _SHARED
 
 
-def refused(root: Path) -> Rejection | None:
+def location_rejection(root: Path) -> Rejection | None:
     """Why ``root`` must not be used as a cache; None if it may, or if only writing to it can show that."""
     names: list[str] | None
     try:
@@ -173,10 +173,12 @@ def refused(root: Path) -> Rejection | None:
             is_for_all = status.st_mode & stat.S_ISVTX  # /tmp or /dev/shm, which must stay open to all users
             if not is_for_all and status.st_uid == os.geteuid() == os.lstat(root).st_uid:
                 return None  # claim() corrects its mode
-        if (refusal := distrusted(str(root))) is not None:
+        if (rejection := ownership_rejection(str(root))) is not None:
             example = f", for example {root / 'accel-ops'}" if os.access(root, os.W_OK | os.X_OK) else ""
-            return Rejection(refusal.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}")
-    return distrusted(str(root), HOME)
+            return Rejection(
+                rejection.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}"
+            )
+    return ownership_rejection(str(root), HOME)
 
 
 def claim(root: Path) -> None:

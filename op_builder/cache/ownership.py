@@ -30,32 +30,32 @@ def unusable(root: object, rejection: Rejection) -> CacheError:
     return CacheError(f"The cache directory {root} cannot be used: {rejection.reason}.", rejection.remedy)
 
 
-def distrusted(root: str, *names: str) -> Rejection | None:
+def ownership_rejection(root: str, *names: str) -> Rejection | None:
     """Why ``root`` or a directory below it, ``root/names[0]/...``, is not trusted; None if each is, or is missing."""
     place = root
     try:
         status = os.stat(root)
-        refusal = _owner_refusal(root, status) or _owner_refusal(root, os.lstat(root))
+        rejection = _owner_rejection(root, status) or _owner_rejection(root, os.lstat(root))
         group = _group_of(root, status) if status.st_mode & _WRITABLE_BY_OTHERS else None
-        refusal = refusal or _refusal(root, status, group)
+        rejection = rejection or _mode_rejection(root, status, group)
         for name in names:
-            if refusal is not None:
-                return refusal
+            if rejection is not None:
+                return rejection
             place = f"{place}/{name}"
             status = os.lstat(place)
             if not stat.S_ISDIR(status.st_mode):
                 return Rejection(f"{place} is not a directory but a link or a file", f"Remove {place}.")
             if group is None and _may_be_shared(status):
                 group = signed_group(root)
-            refusal = _refusal(place, status, group)
+            rejection = _mode_rejection(place, status, group)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         return Rejection(f"{place}: {error.strerror}", "Set ACCEL_CACHE_DIR to a directory of your own.")
-    return refusal
+    return rejection
 
 
-def distrusted_below(root: str, directory: str) -> Rejection | None:
+def ownership_rejection_below(root: str, directory: str) -> Rejection | None:
     """Why something below ``directory`` of the cache at ``root`` is not trusted; None if all of it is.
 
     For files that other programs create with the modes that the umask leaves. Where only the owner may enter the root,
@@ -67,8 +67,8 @@ def distrusted_below(root: str, directory: str) -> Rejection | None:
             for place, names, files in os.walk(directory):
                 for path in (f"{place}/{name}" for name in (*names, *files)):
                     with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                        if (refusal := _refusal(path, os.lstat(path), group)) is not None:
-                            return refusal
+                        if (rejection := _mode_rejection(path, os.lstat(path), group)) is not None:
+                            return rejection
     return None
 
 
@@ -80,15 +80,15 @@ def open_file(root: str, path: str) -> int | Rejection:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
-    refusal: Rejection | None = None
+    rejection: Rejection | None = None
     if not stat.S_ISREG(status.st_mode):
-        refusal = Rejection(f"{path} is not a regular file", f"Remove {path}.")
+        rejection = Rejection(f"{path} is not a regular file", f"Remove {path}.")
     else:
-        refusal = _refusal(path, status, signed_group(root) if _may_be_shared(status) else None)
-    if refusal is None:
+        rejection = _mode_rejection(path, status, signed_group(root) if _may_be_shared(status) else None)
+    if rejection is None:
         return descriptor
     os.close(descriptor)
-    return refusal
+    return rejection
 
 
 def signed_group(root: str) -> int | None:
@@ -132,10 +132,10 @@ def _may_be_shared(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWGRP) or not _is_trusted(status.st_uid)
 
 
-def _refusal(place: str, status: os.stat_result, group: int | None) -> Rejection | None:
+def _mode_rejection(place: str, status: os.stat_result, group: int | None) -> Rejection | None:
     shared = group is not None and status.st_gid == group
-    if not shared and (refusal := _owner_refusal(place, status)) is not None:
-        return refusal
+    if not shared and (rejection := _owner_rejection(place, status)) is not None:
+        return rejection
     if status.st_mode & (0o002 if shared else _WRITABLE_BY_OTHERS):
         return Rejection(
             f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o})",
@@ -144,7 +144,7 @@ def _refusal(place: str, status: os.stat_result, group: int | None) -> Rejection
     return None
 
 
-def _owner_refusal(place: str, status: os.stat_result) -> Rejection | None:
+def _owner_rejection(place: str, status: os.stat_result) -> Rejection | None:
     if _is_trusted(status.st_uid):
         return None
     return Rejection(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from op_builder.cache.layout import GENERATED, HOME
-from op_builder.cache.ownership import distrusted, signature
+from op_builder.cache.ownership import ownership_rejection, signature
 from op_builder.messages import warn_once
 from op_builder.system.outcomes import Rejection
 
@@ -100,9 +100,9 @@ def folder(root: Path, *names: str) -> Iterator[Folder | None]:
 def _opened(root: Path, names: tuple[str, ...]) -> int | None:
     if signature(str(root)) is None:  # not a cache, even with its names
         return None
-    refusal = distrusted(str(root), HOME, *names)
+    rejection = ownership_rejection(str(root), HOME, *names)
     descriptor = None
-    if refusal is None:
+    if rejection is None:
         try:
             directory = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             descriptor = os.open(root, directory)
@@ -113,11 +113,11 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            refusal = Rejection(f"{Path(root, HOME, *names)}: {error.strerror}", "Its owner can remove it.")
+            rejection = Rejection(f"{Path(root, HOME, *names)}: {error.strerror}", "Its owner can remove it.")
         if descriptor is not None:
             os.close(descriptor)
-    if refusal is not None:
-        warn_once(logging.getLogger(__name__), f"{refusal.reason}: it stays in the cache. {refusal.remedy}")
+    if rejection is not None:
+        warn_once(logging.getLogger(__name__), f"{rejection.reason}: it stays in the cache. {rejection.remedy}")
     return None
 
 

@@ -20,7 +20,7 @@ from op_builder.cache import layout
 from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
 from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
-from op_builder.cache.ownership import distrusted, distrusted_below, open_file, unusable
+from op_builder.cache.ownership import open_file, ownership_rejection, ownership_rejection_below, unusable
 from op_builder.errors import CacheError
 from op_builder.messages import warn_once
 from op_builder.system.file_contents import (
@@ -107,7 +107,7 @@ class Cache:
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
                 unchanged = entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler)
-                yield entry, self._flaw(entry) if unchanged else CHANGED
+                yield entry, self._rejection_of(entry) if unchanged else CHANGED
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
         """The first usable entry of :meth:`matching`, or None."""
@@ -133,10 +133,10 @@ class Cache:
         elif rejection is not CHANGED:
             warn_once(logger, f"{rejection.reason}: the build in it is not used. {rejection.remedy}")
 
-    def flaw(self, entry: Entry) -> str:
+    def rejection_of(self, entry: Entry) -> str:
         """Why ``load()`` would not use an entry; empty if its binary is as the manifest describes it."""
-        flaw = self._flaw(entry)
-        return "" if flaw is None else flaw.reason
+        rejection = self._rejection_of(entry)
+        return "" if rejection is None else rejection.reason
 
     def entries(self, op: str | None = None) -> list[Entry]:
         """All entries, or those of one op, by directory name."""
@@ -179,8 +179,8 @@ class Cache:
             _flush(staged / MANIFEST)
             _flush(staged / manifest.artifact)
             staged.chmod(modes.directory)
-            if (refusal := self._distrusted(final.parent)) is not None:
-                raise unusable(self.root, refusal)
+            if (rejection := self._ownership_rejection(final.parent)) is not None:
+                raise unusable(self.root, rejection)
             for _ in range(_ATTEMPTS):
                 try:
                     layout.make_directory(final.parent, modes.directory)
@@ -199,8 +199,8 @@ class Cache:
 
     def require_ours(self) -> None:
         """Raise a CacheError if the directory exists and is not a cache that this user may change."""
-        if (refusal := layout.refused(self.root)) is not None:
-            raise unusable(self.root, refusal)
+        if (rejection := layout.location_rejection(self.root)) is not None:
+            raise unusable(self.root, rejection)
 
     def writable_dir(self, name: str) -> Path:
         """The folder ``name``, created if it is missing.
@@ -213,8 +213,8 @@ class Cache:
             self.require_ours()
             layout.claim(self.root)
             layout.make_directory(directory, layout.modes(self.root).directory)
-            if (refusal := distrusted(str(self.root), HOME, name)) is not None:
-                raise unusable(self.root, refusal)
+            if (rejection := ownership_rejection(str(self.root), HOME, name)) is not None:
+                raise unusable(self.root, rejection)
             # Try it: permissions, read-only mounts and quotas can refuse in many ways.
             with tempfile.TemporaryFile(dir=directory):
                 pass
@@ -240,10 +240,10 @@ class Cache:
         try:
             self.writable_dir(KERNELS)
         except CacheError:  # an administrator's cache may be read-only
-            if not os.path.isdir(directory) or distrusted(str(self.root), HOME, KERNELS) is not None:
+            if not os.path.isdir(directory) or ownership_rejection(str(self.root), HOME, KERNELS) is not None:
                 return None
-        if (refusal := distrusted_below(str(self.root), str(directory))) is not None:
-            warn_once(logger, f"{refusal.reason}: no compiled kernels are kept. {refusal.remedy}")
+        if (rejection := ownership_rejection_below(str(self.root), str(directory))) is not None:
+            warn_once(logger, f"{rejection.reason}: no compiled kernels are kept. {rejection.remedy}")
             return None
         return directory
 
@@ -257,22 +257,22 @@ class Cache:
         """The entry in ``directory``; None if it is damaged or not trusted."""
         try:
             entry = _read_entry(directory, digest)
-            return entry if self._flaw(entry) is None else None
+            return entry if self._rejection_of(entry) is None else None
         except (OSError, RecordError):
             return None
 
-    def _distrusted(self, directory: Path) -> Rejection | None:
+    def _ownership_rejection(self, directory: Path) -> Rejection | None:
         """Why an entry's directory, or one above it, is not trusted; None if all are."""
         if self._in_package:
             return None
-        return distrusted(str(self.root), *directory.relative_to(self.root).parts)
+        return ownership_rejection(str(self.root), *directory.relative_to(self.root).parts)
 
-    def _flaw(self, entry: Entry) -> Rejection | None:
+    def _rejection_of(self, entry: Entry) -> Rejection | None:
         """Why an entry is not used: it is damaged, or not trusted; None if it is used."""
         if self._in_package:  # some installers link files
             return None if entry.is_intact(through_links=True) else DAMAGED
-        if (refusal := self._distrusted(entry.directory)) is not None:
-            return refusal
+        if (rejection := self._ownership_rejection(entry.directory)) is not None:
+            return rejection
         path, size_bytes = str(entry.artifact), entry.manifest.size_bytes
         try:
             opened = open_file(str(self.root), str(entry.directory / MANIFEST))
@@ -329,8 +329,8 @@ class Cache:
                 logger.warning("%s is not used: %s.", directory, reason)
             self.damaged[directory] = reason
             return
-        if (refusal := self._distrusted(directory.parent)) is not None:
-            warn_once(logger, f"{refusal.reason}: it stays in the cache. {refusal.remedy}")
+        if (rejection := self._ownership_rejection(directory.parent)) is not None:
+            warn_once(logger, f"{rejection.reason}: it stays in the cache. {rejection.remedy}")
             return
         with contextlib.suppress(OSError):  # a CacheError is one
             target = self.writable_dir(REJECTED)

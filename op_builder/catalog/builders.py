@@ -83,7 +83,7 @@ class UnavailableOpBuilder(DeclaredBuilder):
         return self.SPEC.unavailable.reason if self.SPEC.unavailable is not None else ""
 
     def build_checks(self) -> list[CheckOutcome]:
-        return [Failed("implementation", *self.SPEC.unavailable)] if self.SPEC.unavailable is not None else []
+        return [Failed("implementation", self.SPEC.unavailable)] if self.SPEC.unavailable is not None else []
 
     def check(self) -> list[CheckOutcome]:
         return self.build_checks()

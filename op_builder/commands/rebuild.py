@@ -25,17 +25,17 @@ class Rebuilt:
 
     Attributes:
         difference: where the binaries begin to differ; empty if all bytes are equal.
-        obstacle: why it was not compiled, or that files have changed; empty if the binaries were compared.
+        reason: why it was not compiled, or that files have changed; empty if the binaries were compared.
     """
 
     entry: Entry
     difference: str = ""
-    obstacle: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         result = "equal"
-        if self.obstacle:
-            result = f"not compared: {self.obstacle}"
+        if self.reason:
+            result = f"not compared: {self.reason}"
         elif self.difference:
             result = f"different: {self.difference}"
         return printable(f"{self.entry.manifest.op} {self.entry.digest[:12]}: {result}")
@@ -50,7 +50,7 @@ def rebuild(cache: Cache, entries: Iterable[Entry]) -> list[Rebuilt]:
 def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
     manifest = entry.manifest
     if manifest.kind == "header":
-        return Rebuilt(entry, obstacle="GCC makes no two precompiled headers alike")
+        return Rebuilt(entry, reason="GCC makes no two precompiled headers alike")
     try:
         archs = tuple(manifest.cuda_archs) or None
         plan = find_op(manifest.op, package).plan_for(PlanFacts(memo, cuda_archs=archs))
@@ -59,16 +59,16 @@ def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
         if key.parts != manifest.key_parts:
             names = {*key.parts, *manifest.key_parts}
             changed = sorted(name for name in names if key.parts.get(name) != manifest.key_parts.get(name))
-            return Rebuilt(entry, obstacle=f"changed since it was built: {', '.join(changed)}")
+            return Rebuilt(entry, reason=f"changed since it was built: {', '.join(changed)}")
         with tempfile.TemporaryDirectory(prefix="accel-rebuild-") as name:
             made = build(plan, key, toolset, Cache(Path(name) / "cache"))
             if made.digest != entry.digest:
-                return Rebuilt(entry, obstacle="a header has changed since it was built")
+                return Rebuilt(entry, reason="a header has changed since it was built")
             return Rebuilt(entry, _difference(entry.artifact.read_bytes(), made.artifact.read_bytes()))
     except AccelError as error:
-        return Rebuilt(entry, obstacle=error.message)
+        return Rebuilt(entry, reason=error.message)
     except OSError as error:
-        return Rebuilt(entry, obstacle=str(error))
+        return Rebuilt(entry, reason=str(error))
 
 
 def _difference(before: bytes, now: bytes) -> str:

@@ -193,13 +193,13 @@ class _Build:
         artifact = staging / self.plan.artifact_name
         inspection = inspect(artifact, self.plan, self.toolset)
         try:
-            obstacle = compile_kernels(artifact, self.plan, self.toolset, self.cache, limit=1, log_path=staging / _LOG)
+            reason = compile_kernels(artifact, self.plan, self.toolset, self.cache, limit=1, log_path=staging / _LOG)
         except CompileError as error:
             log = self._kept_log(staging)
             raise CompileError(self.plan.op, error.diagnostic, error.command, log, error.remedy) from None
-        if obstacle is None:
+        if reason is None:
             return inspection
-        kernels = f"no kernel compiled: {obstacle}" if obstacle else "a kernel compiled"
+        kernels = f"no kernel compiled: {reason}" if reason else "a kernel compiled"
         return replace(inspection, check=f"{inspection.check}; {kernels}")
 
     def _has_same_sources(self, key: PlanKey) -> bool:

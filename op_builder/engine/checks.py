@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from op_builder import env
-from op_builder.cache.failures import obstacle
+from op_builder.cache.failures import cache_error
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.plan import SYCL_HOST_RUNTIME, BuildPlan
 from op_builder.system.interpreter import python
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
 from op_builder.system.process import run
 from op_builder.toolchains.checks import cuda_versions_check, cxx_check, nvcc_check, torch_check, torch_cuda_check
 from op_builder.toolchains.jobs import job_count
@@ -63,9 +63,9 @@ def ninja_check() -> CheckOutcome:
 
 def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
     """The cache directory can be written or created, and binaries there can be opened."""
-    found = obstacle(cache.root, op)
+    found = cache_error(cache.root, op)
     if found is not None:
-        return Failed("cache directory", found.message, found.remedy)
+        return Failed("cache directory", Rejection(found.message, found.remedy))
     return Passed("cache directory", str(cache.root))
 
 

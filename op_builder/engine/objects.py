@@ -22,7 +22,7 @@ from op_builder.cache import layout
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
 from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, saved_since
 from op_builder.cache.layout import HOME, OBJECTS
-from op_builder.cache.ownership import distrusted, open_file
+from op_builder.cache.ownership import open_file, ownership_rejection
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import (
     CompileStep,
@@ -55,9 +55,9 @@ class Objects:
 
     def restore(self, key: PlanKey, staging: Path) -> set[str]:
         """Copy the objects that fit into a build's directory; returns their names."""
-        refusal = distrusted(str(self.cache.root), HOME, OBJECTS)
-        if refusal is not None:
-            warn_once(logger, f"{refusal.reason}: the objects there are not used. {refusal.remedy}")
+        rejection = ownership_rejection(str(self.cache.root), HOME, OBJECTS)
+        if rejection is not None:
+            warn_once(logger, f"{rejection.reason}: the objects there are not used. {rejection.remedy}")
             return set()
         restored: set[str] = set()
         for step, name in self._names(key).items():

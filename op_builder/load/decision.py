@@ -9,8 +9,8 @@ from op_builder.load.lookup import Lookup
 from op_builder.load.open import NOEXEC_REMEDY
 from op_builder.load.prebuilt import linker_rejection
 from op_builder.load.resolve import BUILD, CACHED, LOADED, PREBUILT, Candidate, resolve
-from op_builder.system.file_contents import mapping_obstacle
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, failures, guarded
+from op_builder.system.file_contents import mapping_error
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, failures, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,13 +66,13 @@ def decide(spec: OpSpec, open_cache: Callable[[], Cache]) -> Decision:
     try:
         cache = open_cache()
     except AccelError as error:
-        return Decision((), [Failed("cache directory", error.message, error.remedy)])
+        return Decision((), [Failed("cache directory", Rejection(error.message, error.remedy))])
     lookup = Lookup(spec, cache)
     candidates = tuple(_as_the_linker_would(candidate) for candidate in resolve(lookup))
     last = candidates[-1]
     if last.rejection is not None and lookup.unavailable() is not None:
         name = "system" if spec.unavailable is None else "implementation"
-        return Decision(candidates, [Failed(name, last.rejection.reason, last.rejection.remedy)])
+        return Decision(candidates, [Failed(name, Rejection(last.rejection.reason, last.rejection.remedy))])
     if spec.python is not None:
         return Decision(candidates, [*spec.build_checks(cache, lambda: lookup.plan), *spec.load_checks(cache)])
     found = Decision(candidates, _plan_problem(lookup))
@@ -96,7 +96,7 @@ def _plan_problem(lookup: Lookup) -> list[CheckOutcome]:
         return []
     except Exception as error:  # the methods of another package's builder may raise anything
         remedy = f"Report this to the author of {lookup.spec.author}."
-        return [Failed("plan", f"its builder fails: {type(error).__name__}: {error}", remedy)]
+        return [Failed("plan", Rejection(f"its builder fails: {type(error).__name__}: {error}", remedy))]
     return []
 
 
@@ -108,12 +108,12 @@ def _as_the_linker_would(candidate: Candidate) -> Candidate:
 
 def _mapping_check(artifact: Path) -> CheckOutcome:
     with artifact.open("rb") as file:
-        obstacle = mapping_obstacle(file.fileno())
-    if obstacle:
-        return Failed("cached binary", f"{artifact}: {obstacle}.", NOEXEC_REMEDY)
+        reason = mapping_error(file.fileno())
+    if reason:
+        return Failed("cached binary", Rejection(f"{artifact}: {reason}.", NOEXEC_REMEDY))
     return Passed("cached binary", str(artifact))
 
 
 def _jit_check(lookup: Lookup) -> CheckOutcome:
     forbidden = lookup.building()
-    return Passed("JIT", "allowed") if forbidden is None else Failed("JIT", *forbidden)
+    return Passed("JIT", "allowed") if forbidden is None else Failed("JIT", forbidden)

@@ -153,7 +153,7 @@ def _unavailable(rejection: Rejection, lookup: Lookup) -> IncompatibleOpError:
     name = lookup.spec.name
     if rejection not in (JIT_FORBIDDEN, _LISTING):
         try:
-            require(name, [Failed("implementation", rejection.reason, rejection.remedy)])
+            require(name, [Failed("implementation", Rejection(rejection.reason, rejection.remedy))])
         except IncompatibleOpError as error:
             return error
     from op_builder.cache.compare import nearest_miss

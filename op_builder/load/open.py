@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
-from op_builder.system.file_contents import mapping_obstacle
+from op_builder.system.file_contents import mapping_error
 from op_builder.system.outcomes import require
 
 if TYPE_CHECKING:
@@ -255,10 +255,10 @@ def _dlopen(path: Path) -> ctypes.CDLL:
 
 
 def _noexec_remedy(artifact: Path) -> str:
-    """What to do if the system refuses to execute the file; empty for any other obstacle."""
+    """What to do if the system refuses to execute the file; empty for any other reason."""
     try:
         with artifact.open("rb") as file:
-            return NOEXEC_REMEDY if mapping_obstacle(file.fileno()) else ""
+            return NOEXEC_REMEDY if mapping_error(file.fileno()) else ""
     except OSError:
         return ""
 

@@ -127,7 +127,9 @@ def resolve(facts: Facts, *, with_prebuilt: bool = True) -> Iterator[Candidate]:
 def cached_candidates(facts: Facts) -> Iterator[Candidate]:
     """The candidates in the cache. Without a compiler they may be of another machine, so they must fit this one."""
     for entry, rejection in facts.cached():
-        unfit = misfit(entry.manifest, facts.machine) if rejection is None and facts.any_compiler else rejection
+        unfit = (
+            machine_rejection(entry.manifest, facts.machine) if rejection is None and facts.any_compiler else rejection
+        )
         yield Candidate(CACHED, entry.directory, entry, unfit)
 
 
@@ -136,13 +138,13 @@ def _prebuilt_rejection(found: PrebuiltFacts, machine: Machine) -> Rejection | N
         return Rejection(found.damage, _REINSTALL)
     if found.other_recipe:
         return Rejection(f"it was built from another recipe ({found.other_recipe})")
-    rejection = misfit(found.entry.manifest, machine)
+    rejection = machine_rejection(found.entry.manifest, machine)
     if rejection is None and found.damage:
         return Rejection(found.damage, _REINSTALL)
     return rejection
 
 
-def misfit(manifest: Manifest, machine: Machine) -> Rejection | None:
+def machine_rejection(manifest: Manifest, machine: Machine) -> Rejection | None:
     """Why a binary does not run on ``machine``; None if it does."""
     checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _other_tvm_ffi)
     return next((found for check in checks if (found := check(manifest, machine)) is not None), None)

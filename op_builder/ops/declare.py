@@ -16,7 +16,7 @@ from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.plan import Binding, BuildPlan, PlanFacts
 from op_builder.recipe import Recipe, plan_of
 from op_builder.spec import OpFamily, OpSpec
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
 from op_builder.system.torch_install import parse_release
 
 _PREBUILT = (Path(__file__).resolve().parents[1] / PREBUILT_DIRECTORY,)
@@ -97,7 +97,7 @@ def system_check(not_on: Sequence[tuple[str, str]], system: str = sys.platform) 
     """A failed check with the reason where an op does not work on ``system``, as ``sys.platform``."""
     # For Linux the reason concerns builds for another machine.
     reason = None if system == "linux" else dict(not_on).get(system)
-    return [Failed("system", f"{reason}; this is {system}.", "Use gloo here.")] if reason else []
+    return [Failed("system", Rejection(f"{reason}; this is {system}.", "Use gloo here."))] if reason else []
 
 
 def load_host(family: OpFamily) -> Any:

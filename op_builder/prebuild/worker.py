@@ -22,7 +22,7 @@ from op_builder import env
 from op_builder._version import __version__
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
-from op_builder.cache.failures import obstacle
+from op_builder.cache.failures import cache_error
 from op_builder.cache.key import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.catalog.builders import PythonOpBuilder, UnavailableOpBuilder
@@ -251,7 +251,7 @@ def _by_reason(left_out: Mapping[str, str]) -> list[str]:
 @contextmanager
 def _writable_cache() -> Iterator[None]:
     """Use the user's cache, so that a second wheel takes seconds, or a temporary one if that is not writable."""
-    found = obstacle(Cache().root)
+    found = cache_error(Cache().root)
     if found is None:
         yield
         return

@@ -13,7 +13,7 @@ from typing import Any
 from op_builder import env
 from op_builder._version import __version__
 from op_builder.cache.eviction import size_bytes
-from op_builder.cache.failures import obstacle
+from op_builder.cache.failures import cache_error
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, CacheError
@@ -87,7 +87,7 @@ def _cache() -> dict[str, Any]:
     cache = Cache(is_ours=False)
     return {
         "directory": str(cache.root),
-        "writable": not obstacle(cache.root),
+        "writable": not cache_error(cache.root),
         "entries": len(cache.entries()),
         "size_bytes": size_bytes(cache.root),
     }

@@ -51,7 +51,7 @@ def settled_status(path: str) -> tuple[int, ...]:
     return status
 
 
-def mapping_obstacle(descriptor: int) -> str:
+def mapping_error(descriptor: int) -> str:
     """Why the system maps no page of an open file as executable; empty if it does."""
     try:
         mmap.mmap(descriptor, 1, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()

@@ -31,8 +31,15 @@ class Failed(NamedTuple):
     """A check that does not hold: why, and what to do about it."""
 
     name: str
-    reason: str
-    remedy: str
+    rejection: Rejection
+
+    @property
+    def reason(self) -> str:
+        return self.rejection.reason
+
+    @property
+    def remedy(self) -> str:
+        return self.rejection.remedy
 
 
 CheckOutcome = Passed | Failed
@@ -48,10 +55,12 @@ def guarded(name: str, make: Callable[[], T]) -> T | Failed:
     try:
         return make()
     except AccelError as error:
-        return Failed(name, error.message, error.remedy)
+        return Failed(name, Rejection(error.message, error.remedy))
     except Exception as error:
         # A check of another package's builder may raise anything; the report must survive it.
-        return Failed(name, f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
+        return Failed(
+            name, Rejection(f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
+        )
 
 
 def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError, IncompatibleOpError, OpArgumentError
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection
 
 ENGINES = ("io_uring", "libaio", "threads")
 """Names of the engines, in the order in which they are tried."""
@@ -72,7 +72,7 @@ def forced_engine_check() -> CheckOutcome:
     reason = None if name is None else refusal(name)
     if name is None or reason is None:
         return Passed("storage engine", name or next(engine.name for engine in storage_engines() if not engine.refusal))
-    return Failed("storage engine", f"{env.ACCEL_AIO_ENGINE.name}={name}: {reason}.", _REMEDY)
+    return Failed("storage engine", Rejection(f"{env.ACCEL_AIO_ENGINE.name}={name}: {reason}.", _REMEDY))
 
 
 def unusable_engine(name: str, reason: str) -> IncompatibleOpError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from op_builder import env
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
 from op_builder.toolchains.cuda import find_cuda, require_same_cuda
@@ -39,7 +39,9 @@ def torch_check() -> CheckOutcome:
     install = torch_install()
     needed = ".".join(map(str, MINIMUM_TORCH))
     if install.release < MINIMUM_TORCH:
-        return Failed("torch", f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
+        return Failed(
+            "torch", Rejection(f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
+        )
     return Passed("torch", f"{install.version}")
 
 
@@ -49,7 +51,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     compiler = find_cxx(memo, plan.target, needs_libstdcxx=needs_libstdcxx or plan.uses_cuda)
     other_library = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
     if needs_libstdcxx and compiler.is_zig:
-        return Failed("C++ compiler", other_library, OTHER_COMPILER)
+        return Failed("C++ compiler", Rejection(other_library, OTHER_COMPILER))
     if plan.target is None and is_packaged(compiler):
         warn_once(logger, f"No C++ compiler is on PATH: using {compiler.path}. Its first build takes a minute longer.")
     # Without its defines, which mean nothing to this program, one answer serves many ops.
@@ -75,12 +77,14 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
         is_for_target=plan.target is not None,
     )
     if OTHER_LIBRARY in failure:
-        return Failed("C++ compiler", other_library, OTHER_COMPILER)
+        return Failed("C++ compiler", Rejection(other_library, OTHER_COMPILER))
     if failure:
         return Failed(
             "C++ compiler",
-            f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
-            _cxx_remedy(failure),
+            Rejection(
+                f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
+                _cxx_remedy(failure),
+            ),
         )
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
 
@@ -91,7 +95,9 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     compiler = find_cxx(memo)
     if compiler.is_zig:
         reason = f"{compiler.path} compiles with libc++, which CUDA's headers refuse."
-        return Failed("nvcc", reason, "Install g++ (Debian and Ubuntu: apt-get install g++), or set CXX to it.")
+        return Failed(
+            "nvcc", Rejection(reason, "Install g++ (Debian and Ubuntu: apt-get install g++), or set CXX to it.")
+        )
     sources = {"probe.cu": "#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n"}
     archs = gencode_flags(plan.cuda_archs)
     command = [toolkit.nvcc, f"-ccbin={compiler.program}", *archs, "-c", "probe.cu", "-o", "probe.o"]
@@ -100,8 +106,10 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     if failure:
         return Failed(
             "nvcc",
-            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
-            diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
+            Rejection(
+                f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
+                diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
+            ),
         )
     return Passed("nvcc", f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}")
 
@@ -122,16 +130,19 @@ def torch_cuda_check() -> CheckOutcome:
     if install.cuda is None and install.hip is None:
         return Failed(
             "torch with CUDA",
-            f"torch {install.version} is a build without CUDA.",
-            "Install a CUDA build of torch to run the op; compiling it needs only the toolkit.",
+            Rejection(
+                f"torch {install.version} is a build without CUDA.",
+                "Install a CUDA build of torch to run the op; compiling it needs only the toolkit.",
+            ),
         )
     import torch
 
     if not torch.cuda.is_available():
         return Failed(
             "CUDA device",
-            "torch sees no CUDA device.",
-            "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device.",
+            Rejection(
+                "torch sees no CUDA device.", "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device."
+            ),
         )
     return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
 

@@ -17,7 +17,7 @@ from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ForeignLibrary
 from op_builder.system.interpreter import isolated_command, python
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection
 from op_builder.system.records import Memo
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
 
@@ -121,7 +121,9 @@ def build_check(memo: Memo) -> CheckOutcome:
 
     oneccl = require_oneccl()
     if not oneccl.version:
-        return Failed(_HEADERS, f"{oneccl.prefix} has oneCCL's library but no oneapi/ccl.hpp.", INSTALL_REMEDY)
+        return Failed(
+            _HEADERS, Rejection(f"{oneccl.prefix} has oneCCL's library but no oneapi/ccl.hpp.", INSTALL_REMEDY)
+        )
     compiler = find_cxx(memo)
     places = ["-isystem", str(oneccl.include_dir), f"-L{oneccl.library.parent}"]
     flags = ["-std=c++17", "-fPIC", "-shared", "-Wl,--no-as-needed", *places]
@@ -130,7 +132,7 @@ def build_check(memo: Memo) -> CheckOutcome:
     failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
         reason = f"{compiler.command[0]} cannot compile against {oneccl.prefix}: {failure}"
-        return Failed(_HEADERS, reason, _REINSTALL_REMEDY)
+        return Failed(_HEADERS, Rejection(reason, _REINSTALL_REMEDY))
     return Passed(_HEADERS, f"oneCCL {oneccl.version} in {oneccl.prefix}")
 
 
@@ -144,7 +146,7 @@ def load_check(memo: Memo) -> CheckOutcome:
         command, {}, f"opens oneccl {python()} {oneccl.library}", [str(oneccl.library)], memo
     )
     if failure:
-        return Failed(_OPENS, f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY)
+        return Failed(_OPENS, Rejection(f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY))
     return Passed(_OPENS, str(oneccl.library))
 
 

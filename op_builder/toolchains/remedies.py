@@ -47,7 +47,7 @@ def compile_remedy(diagnostic: str, command: str) -> str:
 
 
 def load_remedy(cause: str) -> str:
-    """What to do about the dynamic loader's complaint; empty when nothing is known."""
+    """What to do about the dynamic loader's error; empty when nothing is known."""
     for pattern, remedy in _LOAD:
         found = re.search(pattern, cause)
         if found:

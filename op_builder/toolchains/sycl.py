@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl_devices import opencl_devices
@@ -119,18 +119,24 @@ _ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh.
 def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
     name = toolchain.value
     if facts.requested not in (None, name):
-        return Failed(name, f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it.")
+        return Failed(name, Rejection(f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it."))
     if toolchain is SyclToolchain.RTC:
         return _run_time_compiler(facts)
     if toolchain is SyclToolchain.ICPX and facts.torch_xpu is None:
-        return Failed(name, "torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
+        return Failed(
+            name, Rejection("torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
+        )
     if toolchain is SyclToolchain.IPEX and not facts.has_ipex:
-        return Failed(name, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
+        return Failed(
+            name, Rejection("intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
+        )
     if facts.icpx is None:
-        return Failed(name, "icpx is not on PATH.", _ICPX_REMEDY)
+        return Failed(name, Rejection("icpx is not on PATH.", _ICPX_REMEDY))
     if facts.ahead_runtime is None:
         # Not the wheels: they would be a second libsycl in the process.
-        return Failed(name, f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
+        return Failed(
+            name, Rejection(f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
+        )
     is_ipex = toolchain is SyclToolchain.IPEX
     detail = "by intel_extension_for_pytorch" if is_ipex else f"torch for XPU {facts.torch_xpu}"
     return Passed(name, f"{facts.icpx}, {detail}")
@@ -141,16 +147,19 @@ def _run_time_compiler(facts: SyclFacts) -> CheckOutcome:
     if not facts.has_kernel_texts:
         return Failed(
             name,
-            "the op's kernels are part of its host code, which only a SYCL compiler can compile.",
-            "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
+            Rejection(
+                "the op's kernels are part of its host code, which only a SYCL compiler can compile.",
+                "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
+            ),
         )
     if facts.runtime is None:
-        return Failed(name, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+        return Failed(name, Rejection("no SYCL runtime with its headers is installed.", INSTALL_REMEDY))
     if facts.runtime.kernel_compiler is None:
         return Failed(
             name,
-            f"the SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).",
-            INSTALL_REMEDY,
+            Rejection(
+                f"the SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
+            ),
         )
     return Passed(name, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")
 
@@ -179,7 +188,7 @@ def _chosen(chosen: CheckOutcome) -> CheckOutcome:
         return Passed(_TOOLCHAIN, f"{chosen.name}: {chosen.detail}")
     if chosen.name == _TOOLCHAIN:  # the choice itself failed
         return chosen
-    return Failed(_TOOLCHAIN, f"{chosen.name}: {chosen.reason}", chosen.remedy)
+    return Failed(_TOOLCHAIN, Rejection(f"{chosen.name}: {chosen.reason}", chosen.remedy))
 
 
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
@@ -192,21 +201,21 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     compiler = find_icpx(memo) if toolchain.is_ahead else None
     runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
     if runtime is None:
-        return Failed(_HOST, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+        return Failed(_HOST, Rejection("no SYCL runtime with its headers is installed.", INSTALL_REMEDY))
     if compiler is not None:
         start, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
     else:
         cxx = find_cxx(memo)
         if cxx.is_zig:
             reason = "ziglang's clang uses libc++, and libsycl's functions take the types of libstdc++."
-            return Failed(_HOST, reason, "Install g++ or clang++, or set CXX to one.")
+            return Failed(_HOST, Rejection(reason, "Install g++ or clang++, or set CXX to one."))
         start, identity, program = list(cxx.command), cxx.identity, cxx.path
     places = ["-isystem", str(runtime.include_dir), f"-L{runtime.library_dir}"]
     command = [*start, "-std=c++17", *places, "probe.cpp", "-lsycl", "-o", "probe"]
     subject, files = f"{identity} {runtime.version} {command}", [program, str(runtime.library)]
     failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
-        return Failed(_HOST, f"{start[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
+        return Failed(_HOST, Rejection(f"{start[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY))
     return Passed(_HOST, f"{start[0]} with {runtime.library}")
 
 
@@ -219,19 +228,21 @@ def device_check(memo: Memo) -> CheckOutcome:
             return Passed(_DEVICE, f"{torch.xpu.device_count()} XPU device(s)")
     runtime = find_runtime()
     if runtime is None:
-        return Failed(_DEVICE, "no SYCL runtime is installed.", INSTALL_REMEDY)
+        return Failed(_DEVICE, Rejection("no SYCL runtime is installed.", INSTALL_REMEDY))
     answer = opencl_devices(runtime, memo)
     if answer.failure:
-        return Failed(_DEVICE, answer.failure, INSTALL_REMEDY)
+        return Failed(_DEVICE, Rejection(answer.failure, INSTALL_REMEDY))
     fitting = [device for device in answer.devices if device.kind == "cpu" and device.takes_kernels]
     if fitting:
         return Passed(_DEVICE, f"{fitting[0].name} ({fitting[0].platform})")
     found = ", ".join(device.name for device in answer.devices) or "none"
     return Failed(
         _DEVICE,
-        f"the SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
-        "Install Intel's OpenCL runtime for CPUs: pip install intel-opencl-rt; if OCL_ICD_FILENAMES is set, unset it "
-        "or have it name libintelocl.so.",
+        Rejection(
+            f"the SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
+            "Install Intel's OpenCL runtime for CPUs: pip install intel-opencl-rt; if OCL_ICD_FILENAMES is set, unset "
+            "it or have it name libintelocl.so.",
+        ),
     )
 
 
@@ -239,10 +250,10 @@ def kernel_compiler_check(memo: Memo) -> CheckOutcome:
     """The library that compiles kernels in the process exists and can be opened."""
     runtime = find_runtime()
     if runtime is None:
-        return Failed(_COMPILER, "no SYCL runtime is installed.", INSTALL_REMEDY)
+        return Failed(_COMPILER, Rejection("no SYCL runtime is installed.", INSTALL_REMEDY))
     if runtime.kernel_compiler is None:
-        return Failed(_COMPILER, f"libsycl-jit.so is not in {runtime.library_dir}.", INSTALL_REMEDY)
+        return Failed(_COMPILER, Rejection(f"libsycl-jit.so is not in {runtime.library_dir}.", INSTALL_REMEDY))
     failure = opencl_devices(runtime, memo).compiler_failure
     if failure:
-        return Failed(_COMPILER, f"{runtime.kernel_compiler} cannot be opened: {failure}.", REINSTALL_REMEDY)
+        return Failed(_COMPILER, Rejection(f"{runtime.kernel_compiler} cannot be opened: {failure}.", REINSTALL_REMEDY))
     return Passed(_COMPILER, str(runtime.kernel_compiler))

@@ -16,7 +16,7 @@ from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGrou
 from op_builder.ops.comm.shared_memory_meeting import default_store
 from op_builder.ops.declare import host_recipe, native_spec, system_check
 from op_builder.spec import OpFamily
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
 
 
 class ShareMemCommModule:
@@ -116,7 +116,9 @@ def shared_memory_check() -> CheckOutcome:
     try:
         os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
-        return Failed(name, f"memfd_create(2) is refused: {error.strerror}.", "Allow it in the sandbox, or use gloo.")
+        return Failed(
+            name, Rejection(f"memfd_create(2) is refused: {error.strerror}.", "Allow it in the sandbox, or use gloo.")
+        )
     return Passed(name, "memfd_create(2) works")
 
 

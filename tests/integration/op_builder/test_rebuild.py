@@ -75,7 +75,7 @@ def verify(capsys: pytest.CaptureFixture[str], entry: Entry, *, status: int) -> 
 
 
 def test_rebuild_finds_an_entry_equal(capsys: pytest.CaptureFixture[str], entry: Entry) -> None:
-    assert verify(capsys, entry, status=0) == {"op": "small", "key": entry.digest, "differences": [], "obstacle": ""}
+    assert verify(capsys, entry, status=0) == {"op": "small", "key": entry.digest, "differences": [], "reason": ""}
 
 
 def test_rebuild_names_what_differs(capsys: pytest.CaptureFixture[str], entry: Entry) -> None:
@@ -93,5 +93,5 @@ def test_rebuild_skips_an_op_whose_recipe_has_changed(capsys: pytest.CaptureFixt
     source = entry.directory.parents[5] / "op" / "small.cpp"
     source.write_text(source.read_text() + "// edited\n")
     found = verify(capsys, entry, status=0)
-    assert found["obstacle"].startswith("changed since it was built: source 0 ")
+    assert found["reason"].startswith("changed since it was built: source 0 ")
     assert found["differences"] == []

@@ -15,7 +15,7 @@ from op_builder import env, messages
 from op_builder.cache import ownership
 from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, sweep_small, usages
-from op_builder.cache.failures import obstacle
+from op_builder.cache.failures import cache_error
 from op_builder.cache.layout import GENERATED, HOME
 from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import CacheError, EnvironmentValueError
@@ -93,7 +93,7 @@ def test_a_directory_with_files_of_its_own_is_refused_and_stays_as_it_is(tmp_pat
     with pytest.raises(CacheError, match="not a cache") as caught:
         publish(Cache(root))
     assert f"for example {root}/accel-ops" in caught.value.remedy
-    found = obstacle(root)
+    found = cache_error(root)
     assert found is not None
     assert str(found) == str(caught.value)
     Cache(root).memo.get("x", {}, lambda: ({}, []))
@@ -375,7 +375,7 @@ def test_what_is_no_signature_makes_no_cache(cache: Cache, make: Callable[[Path]
     entry = publish(cache)
     (cache.root / ownership.SIGNATURE).unlink()
     make(cache.root / ownership.SIGNATURE)
-    assert "not a cache of accel-ops" in str(obstacle(cache.root))
+    assert "not a cache of accel-ops" in str(cache_error(cache.root))
     assert [main([name, "--directory", str(cache.root)]) for name in ("list", "verify", "clear")] == [0, 0, 2]
     assert entry.artifact.exists()
 

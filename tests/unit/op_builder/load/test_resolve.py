@@ -12,7 +12,7 @@ import pytest
 from op_builder.cache.key import SystemHeaders
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
-from op_builder.load.resolve import PrebuiltFacts, misfit, resolve
+from op_builder.load.resolve import PrebuiltFacts, machine_rejection, resolve
 from op_builder.system.outcomes import Rejection
 
 MACHINE: dict[str, Any] = {
@@ -89,7 +89,7 @@ def manifest(key_parts: dict[str, str] | None = None, **changes: Any) -> Manifes
     ],
 )
 def test_a_binary_must_fit_the_machine(binary: dict[str, Any], machine: dict[str, Any], reason: str) -> None:
-    found = misfit(manifest(**binary), SimpleNamespace(**{**MACHINE, **machine}))
+    found = machine_rejection(manifest(**binary), SimpleNamespace(**{**MACHINE, **machine}))
     assert (found.reason if found is not None else "") == reason or (reason and reason in str(found))
 
 
