@@ -26,7 +26,7 @@ from op_builder.load.prebuilt import INDEX, read_index
 from op_builder.load.resolve import Candidate
 from op_builder.messages import did_you_mean
 from op_builder.report import machine
-from op_builder.system.outcomes import CheckOutcome, Failed, guarded
+from op_builder.system.outcomes import Failed, facts_of, guarded
 from op_builder.system.records import RecordError
 
 _SYCL_PACKAGE = "op_builder.xpu"
@@ -222,7 +222,10 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     found, checks = _decided(builder), guarded("checks", builder.check)
     explained: dict[str, Any] = {
         **asdict(_row(builder, found)),
-        "checks": [_outcome(outcome) for outcome in ([checks] if isinstance(checks, Failed) else checks)],
+        "checks": [
+            {"passed": not isinstance(outcome, Failed), **facts_of(outcome)}
+            for outcome in ([checks] if isinstance(checks, Failed) else checks)
+        ],
         "cache_entry": _entry(found.cached),
     }
     request = guarded("plan", lambda: _planned(builder))
@@ -247,12 +250,6 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
         steps += [*built.stand_ins.values(), built.link]
         commands = [shlex.join(step) for step in steps if step]
     return {**explained, "commands": commands}
-
-
-def _outcome(outcome: CheckOutcome) -> dict[str, Any]:
-    if isinstance(outcome, Failed):
-        return {"passed": False, "name": outcome.name, **outcome.rejection._asdict()}
-    return {"passed": True, **outcome._asdict()}
 
 
 def _accelerator() -> tuple[dict[str, Any], str]:

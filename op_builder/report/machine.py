@@ -18,7 +18,7 @@ from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, CacheError
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
-from op_builder.system.outcomes import Passed, failures
+from op_builder.system.outcomes import Passed, facts_of, failures
 from op_builder.system.records import Memo
 from op_builder.system.storage_engines import forced_engine, storage_engines
 from op_builder.system.torch_install import torch_install
@@ -146,7 +146,7 @@ def sycl_facts(cache: Cache) -> dict[str, Any]:
             "detail": "",
             "reason": "",
             "remedy": "",
-            **found._asdict(),
+            **facts_of(found),
         }
         for found in candidates(facts)
     ]

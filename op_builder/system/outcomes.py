@@ -45,6 +45,13 @@ class Failed(NamedTuple):
 CheckOutcome = Passed | Failed
 
 
+def facts_of(outcome: CheckOutcome) -> dict[str, str]:
+    """For JSON: the name with the detail, or with the reason and the remedy."""
+    if isinstance(outcome, Failed):
+        return {"name": outcome.name, **outcome.rejection._asdict()}
+    return outcome._asdict()
+
+
 def failures(outcomes: Iterable[CheckOutcome]) -> list[Failed]:
     """Those that failed, in order."""
     return [outcome for outcome in outcomes if isinstance(outcome, Failed)]
