@@ -325,6 +325,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         # Thousands of headers count as one. An op on the Stable ABI reads few, which are checked one by one.
         parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
+    if plan.binding.uses_python:
         import sysconfig  # half a millisecond that an op on the Stable ABI does not need
 
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))

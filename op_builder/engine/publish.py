@@ -48,7 +48,7 @@ def publish(
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
         peak_bytes=peak_bytes,
-        torch=torch_install().version,
+        torch=torch_install().version if plan.binding.uses_torch else "",
         accel_ops=__version__,
         **vars(inspection),
     )
