@@ -4,7 +4,6 @@ The names here are for other projects, and work without torch; docs/embedding.md
 """
 
 from op_builder.cache.layout import user_cache_dir
-from op_builder.engine.ninja import Progress
 from op_builder.engine.public import BuiltLibrary, build_library
 from op_builder.plan import Binding, ForeignLibrary
 from op_builder.recipe import Recipe
@@ -15,7 +14,6 @@ __all__ = [
     "BuiltLibrary",
     "ForeignLibrary",
     "JobBudget",
-    "Progress",
     "Recipe",
     "build_library",
     "user_cache_dir",

@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from op_builder.cache.compare import nearest_miss
 from op_builder.cache.key import Roots, plan_key
 from op_builder.cache.store import Cache
-from op_builder.engine.build import BuildOptions, build
-from op_builder.engine.ninja import Progress
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
 from op_builder.plan import Binding, PlanFacts
 from op_builder.recipe import Recipe, normalized, plan_of, text_list
-from op_builder.toolchains.jobs import JobBudget
 from op_builder.toolchains.toolset import find_toolset
+
+if TYPE_CHECKING:
+    from op_builder.engine.ninja import Progress
+    from op_builder.toolchains.jobs import JobBudget
 
 _LISTS = ("sources", "include_dirs", "cxx_flags", "nvcc_flags", "link_flags", "cuda_archs")
 
@@ -86,6 +86,9 @@ def build_library(
     if toolset is None:
         assert missing_tool is not None
         raise missing_tool
+    from op_builder.cache.compare import nearest_miss
+    from op_builder.engine.build import BuildOptions, build
+
     reasons: list[str] = []
 
     def note_reasons() -> None:  # not called if another process has built it meanwhile

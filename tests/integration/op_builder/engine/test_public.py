@@ -67,6 +67,19 @@ def test_an_edited_header_is_the_reason(root: Path, tmp_path: Path, monkeypatch:
     assert (value(edited), edited.reasons) == (40, ("value.h changed",))
 
 
+def test_the_reason_names_a_changed_source_among_those_of_one_name(root: Path, tmp_path: Path) -> None:
+    sources = [tmp_path / name / "value.c" for name in ("one", "two")]
+    for source in sources:
+        source.parent.mkdir()
+        source.write_text(f"int {source.parent.name}(void) {{ return 1; }}\n")
+    recipe = Recipe("value", Binding.C, sources=tuple(map(str, sources)))
+    assert build_library(recipe, cache_root=root).reasons == ("the cache contains no 'value'",)
+    sources[0].write_text("int one(void) { return 2; }\n")
+    assert build_library(recipe, cache_root=root).reasons == ("value.c changed",)
+    sources[1].write_text("int two(void) { return 2; }\n")
+    assert build_library(recipe, cache_root=root).reasons == ("value.c (2) changed",)
+
+
 def test_the_cache_serves_a_machine_without_a_compiler(root: Path, tmp_path: Path) -> None:
     built = build_library(ONE, cache_root=root)
     with env.scope(PATH=str(tmp_path), CXX=None):
