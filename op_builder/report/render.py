@@ -243,7 +243,7 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
         return f"ignored: {entry['rejected']} ({entry['directory']})"
     return (
         f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
-        f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
+        f"with torch {entry['torch'] or 'none'} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
         f"{entry['check']}; fits torch {entry['torch_needed']}"
     )
 
