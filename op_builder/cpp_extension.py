@@ -24,11 +24,10 @@ from typing import Any
 from op_builder.builder.base import log_steps
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts, require_binding
-from op_builder.builder.recipe_of import text_list
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
 from op_builder.load.load import load_entry
 from op_builder.plan import Binding
-from op_builder.recipe import CUDA_SUFFIX, SUFFIXES, check_op_name
+from op_builder.recipe import CUDA_SUFFIX, SUFFIXES, check_op_name, text_list
 from op_builder.toolchains.cuda import find_cuda
 
 __all__ = ["load", "load_inline"]

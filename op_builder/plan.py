@@ -36,10 +36,26 @@ class Binding(enum.Enum):
     """Functions that ``TVM_FFI_DLL_EXPORT_TYPED_FUNC`` of apache-tvm-ffi exports; the binary uses neither torch nor
     Python, and ``load()`` returns a ``tvm_ffi.Module``."""
 
+    PYTHON = "python"
+    """A CPython module without torch, such as those of nanobind and pybind11."""
+
+    C = "c"
+    """A library for ``ctypes``, which uses neither torch nor Python."""
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether the binary is compiled with torch's headers and needs its libraries."""
+        return self in (Binding.STABLE, Binding.TORCH, Binding.LIBRARY)
+
     @property
     def uses_torch_cxx(self) -> bool:
-        """Whether the binary is bound to one release of torch and to the ABI of one Python."""
+        """Whether the binary is bound to one release of torch."""
         return self in (Binding.TORCH, Binding.LIBRARY)
+
+    @property
+    def uses_python(self) -> bool:
+        """Whether the binary is bound to the ABI of one Python."""
+        return self.uses_torch_cxx or self is Binding.PYTHON
 
 
 class Language(enum.Enum):

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,9 +115,7 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
     if facts.namespace is not None:
         sources.append(_namespace_source(facts.namespace, recipe))
     if not sources:
-        raise ArgumentError(
-            f"{recipe.where} has no sources.", "Return at least one source from sources() or source_texts()."
-        )
+        raise ArgumentError(f"{recipe.where} has no sources.", "Name at least one source or text.")
     is_stable = recipe.binding is Binding.STABLE
     standard, defines = _standard(recipe.binding), _defines(module_name, recipe.binding)
     host_flags = _STABLE_HOST_FLAGS if is_stable else ()
@@ -191,7 +189,7 @@ def _text(name: str, recipe: Recipe) -> Source:
     path = Path(name)
     if path.name != name:
         raise ArgumentError(
-            f"{recipe.where}.source_texts() names {name!r}, which is not a plain file name.",
+            f"{recipe.where} names the text {name!r}, which is not a plain file name.",
             "Use a name without directories.",
         )
     flags = recipe.source_flags.get(name, ())
@@ -252,7 +250,7 @@ def _standard(binding: Binding) -> str:
 def _defines(module_name: str, binding: Binding) -> tuple[str, ...]:
     if binding is Binding.STABLE:
         return (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
-    if binding is Binding.TVM_FFI:
+    if not binding.uses_torch:
         return ()
     return f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H"
 
@@ -263,6 +261,22 @@ def _binding_libraries(binding: Binding) -> tuple[ForeignLibrary, ...]:
     from op_builder.toolchains.tvm_ffi import tvm_ffi_library
 
     return (tvm_ffi_library(),)
+
+
+def text_list(items: object, where: str) -> list[str]:
+    """``items`` as strings, without blank ones.
+
+    Args:
+        where: what returned or received the items, for the message.
+
+    Raises:
+        ArgumentError: it is not a list of strings or paths.
+    """
+    is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | Path | Mapping)
+    found = list(items) if is_list else []  # type: ignore[call-overload]
+    if not is_list or not all(isinstance(item, str | Path) for item in found):
+        raise ArgumentError(f"{where} is {items!r}, which is not a list of strings.", "Use a list of strings.")
+    return [text for text in map(str, found) if text.strip()]
 
 
 def check_op_name(name: object, where: str) -> None:

@@ -17,12 +17,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from op_builder import paths
-from op_builder.builder.recipe_of import recipe_of, text_list
+from op_builder.builder.recipe_of import recipe_of
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.load.load import load
 from op_builder.plan import Binding, BuildPlan, PlanFacts
-from op_builder.recipe import Recipe, normalized, plan_of
+from op_builder.recipe import Recipe, normalized, plan_of, text_list
 from op_builder.spec import OpSpec, as_opened
 from op_builder.system.torch_install import torch_install
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.builder.recipe_of import SplitFlags, flag_list, text_list
+from op_builder.builder.recipe_of import SplitFlags, flag_list
 from op_builder.errors import ArgumentError
 from op_builder.plan import Binding
-from op_builder.recipe import check_op_name
+from op_builder.recipe import check_op_name, text_list
 from op_builder.toolchains.sycl_texts import raw_literal
 
 _CXX_HEADER = "#include <torch/extension.h>\n"

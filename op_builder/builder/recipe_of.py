@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder import paths
-from op_builder.errors import ArgumentError
-from op_builder.recipe import Recipe
+from op_builder.recipe import Recipe, text_list
 
 if TYPE_CHECKING:
     from typing import ClassVar, Protocol
@@ -81,22 +78,6 @@ def missing_include_dirs(author: Author) -> list[str]:
 def _library_flag(entry: str) -> str:
     """``-lname`` for a bare library name; flags and paths are unchanged."""
     return entry if entry.startswith("-") or "/" in entry else f"-l{entry}"
-
-
-def text_list(items: object, where: str) -> list[str]:
-    """``items`` as strings, without blank ones.
-
-    Args:
-        where: what returned or received the items, for the message.
-
-    Raises:
-        ArgumentError: it is not a list of strings or paths.
-    """
-    is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | Path | Mapping)
-    found = list(items) if is_list else []  # type: ignore[call-overload]
-    if not is_list or not all(isinstance(item, str | Path) for item in found):
-        raise ArgumentError(f"{where} is {items!r}, which is not a list of strings.", "Use a list of strings.")
-    return [text for text in map(str, found) if text.strip()]
 
 
 class SplitFlags(list[str]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from op_builder.builder.base import OpBuilder
-from op_builder.builder.recipe_of import flag_list, text_list
-from op_builder.recipe import Recipe
+from op_builder.builder.recipe_of import flag_list
+from op_builder.recipe import Recipe, text_list
 from op_builder.toolchains.sycl import choose, gather_facts, load_checks
 from op_builder.toolchains.sycl_plan import EXACT_KERNELS
 

@@ -70,7 +70,7 @@ def _list(cache: Cache, _: argparse.Namespace) -> Answer:
             f"{usage.op:<{width}}{usage.path.name[:12]:<14}{size_text(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
         )
         if usage.entry is not None:
-            lines.append(f"{line}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}")
+            lines.append(f"{line}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch or 'none'}")
         else:
             lines.append(f"{line}{'':>9}  of another version of accel-ops, or damaged")
     size, other_size = size_text(sum(usage.size_bytes for usage in found)), size_text(others)
@@ -94,7 +94,7 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
         rows = {
             "directory": usage.path,
             "binary": f"{manifest.artifact}, {manifest.size_bytes} bytes, sha256 {manifest.sha256}",
-            "built": f"{manifest.built_at} in {manifest.build_s} s with torch {manifest.torch}",
+            "built": f"{manifest.built_at} in {manifest.build_s} s with torch {manifest.torch or 'none'}",
             "tried": manifest.check,
             "last used": _ago(usage.used_at),
             **manifest.key_parts,

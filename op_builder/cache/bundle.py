@@ -136,8 +136,10 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
     flags = ("-march=native",) if "cpu" in parts else ()
     plan = BuildPlan(manifest.op, manifest.op, Binding(parts["binding"]), sources, (), flags, (), ())
     compared = set(_MACHINE_PARTS)
+    torch: dict[str, str] = {}
     try:
-        torch_install()
+        if plan.binding.uses_torch:
+            torch["torch"] = str(torch_install().include_dir)
     except AccelError as error:
         return [error.message]
     try:
@@ -149,8 +151,8 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
     differing = [name for name in _MACHINE_PARTS if name in compared and parts.get(name) != here.get(name)]
     lines = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
     # Torch's headers that an op on the Stable ABI has read; for others they are a part of the key.
-    torch = Roots({"torch": str(torch_install().include_dir)})
-    other = [header for header in manifest.headers if header.root == "torch" and not header.is_unchanged(torch)]
+    of_torch = (header for header in manifest.headers if header.root == "torch")
+    other = [header for header in of_torch if not header.is_unchanged(Roots(torch))]
     lines += [f"no tool lists the inputs of {what}" for what in manifest.key.unlisted]
     return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 

@@ -65,9 +65,13 @@ def _source_line(label: str, then: str, now: str) -> str:
 
 
 def _sources(parts: dict[str, str]) -> dict[str, str]:
-    """{label: content hash and flags}, in the order of compiling."""
+    """{label: content hash and flags}, in the order of compiling; equal labels are numbered."""
     numbered = [(name.split(" ", 2), digest) for name, digest in parts.items() if name.startswith("source ")]
-    return {words[2]: digest for words, digest in sorted(numbered, key=lambda item: int(item[0][1]))}
+    found: dict[str, str] = {}
+    for (_, _, label), digest in sorted(numbered, key=lambda item: int(item[0][1])):
+        same = sum(name.partition(" (")[0] == label for name in found)
+        found[f"{label} ({same + 1})" if same else label] = digest
+    return found
 
 
 def _list_changes(before: Sequence[str], after: Sequence[str]) -> str:

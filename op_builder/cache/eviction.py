@@ -217,8 +217,10 @@ def keep_in_bounds(cache: Cache) -> None:
 
 def is_on_network(directory: Path) -> bool:
     """Whether other hosts may share the file system of ``directory``."""
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:  # another project may use the engine alone
+        return True
     place = os.path.realpath(directory)
     mounts = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
     nearest = max(mounts, key=lambda part: len(part.mountpoint), default=None)

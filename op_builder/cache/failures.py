@@ -18,7 +18,7 @@ from op_builder.system.outcomes import Rejection
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
 _WRITABLE_REMEDY = (
-    "Set ACCEL_CACHE_DIR to a directory that you can write and that is not mounted noexec, or use prebuilt ops."
+    "Use a cache directory (ACCEL_CACHE_DIR) that you can write and that is not mounted noexec, or prebuilt ops."
 )
 
 
@@ -97,9 +97,9 @@ def disk_full(root: Path) -> CacheError:
         if system.f_files and not system.f_favail and system.f_bavail:
             return CacheError(
                 f"The file system of the cache directory {root} cannot hold more files (no inodes are left).",
-                "Delete files there, or set ACCEL_CACHE_DIR to a directory on another file system.",
+                "Delete files there, or use a cache directory (ACCEL_CACHE_DIR) on another file system.",
             )
     return CacheError(
         f"No space left on the disk of the cache directory {root}.",
-        "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk.",
+        "Free some space, or use a cache directory (ACCEL_CACHE_DIR) on another disk.",
     )

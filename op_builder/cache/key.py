@@ -341,6 +341,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         # Thousands of headers count as one. An op on the Stable ABI reads few, which are checked one by one.
         parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
+    if plan.binding.uses_python:
         import sysconfig
 
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))

@@ -30,10 +30,10 @@ from op_builder.cache.ownership import (
     signature,
     signed_group,
 )
-from op_builder.errors import CacheError
+from op_builder.errors import ArgumentError, CacheError
 from op_builder.system.file_contents import replace_text
 from op_builder.system.outcomes import Rejection
-from op_builder.system.records import Memo
+from op_builder.system.records import Memo, is_name
 
 # Raise it when old records would look damaged, or the meaning of a folder changes.
 HOME = "v1"
@@ -67,7 +67,7 @@ def default_cache_dir() -> Path:
     """
     requested = env.ACCEL_CACHE_DIR.get()
     if requested is None:
-        return _user_cache_dir()
+        return user_cache_dir()
     try:
         return requested.absolute()
     except FileNotFoundError:
@@ -77,10 +77,18 @@ def default_cache_dir() -> Path:
         ) from None
 
 
-def _user_cache_dir() -> Path:
+def user_cache_dir(name: str = "accel-ops") -> Path:
+    """``name`` below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        ArgumentError: ``name`` is not the name of a directory.
+        CacheError: this user has no home directory.
+    """
+    if not is_name(name):
+        raise ArgumentError(f"A cache cannot be named {name!r}.", "Use a name such as 'my_project', without '/'.")
     base = env.XDG_CACHE_HOME.get()
     if base is not None and base.is_absolute():  # the XDG specification has programs ignore a relative one
-        return base / "accel-ops"
+        return base / name
     try:
         home = Path.home()
     except RuntimeError:  # an id without an entry in the user database, as in containers
@@ -90,7 +98,7 @@ def _user_cache_dir() -> Path:
             f"HOME={str(home)!r} is relative, so it names no place for the cache.",
             "Set ACCEL_CACHE_DIR, or set HOME to an absolute path.",
         )
-    return home / ".cache" / "accel-ops"
+    return home / ".cache" / name
 
 
 def memo(root: Path) -> Memo:
@@ -101,7 +109,7 @@ def memo(root: Path) -> Memo:
     places = [root] if ownership_rejection(str(root), HOME, MEMO) is None else []
     if os.path.exists(root) and not (places and os.access(root, os.W_OK)):
         with contextlib.suppress(CacheError):
-            own = _user_cache_dir()
+            own = user_cache_dir()
             places += [own] if ownership_rejection(str(own), HOME, MEMO) is None else []
     return Memo(*(place / HOME / MEMO for place in places), create=_create_memos, open_file=_open_memo)
 
@@ -166,7 +174,7 @@ def location_rejection(root: Path) -> Rejection | None:
         if foreign:
             return Rejection(
                 f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80})",
-                f"Set ACCEL_CACHE_DIR to a new or empty directory, for example {root / 'accel-ops'}.",
+                f"Use a new or empty cache directory (ACCEL_CACHE_DIR), for example {root / 'accel-ops'}.",
             )
         with contextlib.suppress(OSError):
             status = os.stat(root)
@@ -176,7 +184,7 @@ def location_rejection(root: Path) -> Rejection | None:
         if (rejection := ownership_rejection(str(root))) is not None:
             example = f", for example {root / 'accel-ops'}" if os.access(root, os.W_OK | os.X_OK) else ""
             return Rejection(
-                rejection.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}"
+                rejection.reason, f"Use a new cache directory of your own (ACCEL_CACHE_DIR){example}. {TO_SHARE}"
             )
     return ownership_rejection(str(root), HOME)
 

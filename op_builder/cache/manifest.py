@@ -52,7 +52,7 @@ def _are_key_parts(value: Any) -> bool:
 
 def _is_release(value: Any) -> bool:
     try:
-        return is_text(value) and len(value) < 100 and bool(parse_release(value))
+        return is_text(value) and len(value) < 100 and (not value or bool(parse_release(value)))
     except ValueError:
         return False
 
@@ -103,7 +103,8 @@ class Manifest(NamedTuple):
         headers, absent, system_headers: as in :class:`~op_builder.cache.key.BuildKey`.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
-        torch: version it was built against. ``accel_ops``: version of this project that built it.
+        torch: version it was built against, empty if it uses none. ``accel_ops``: version of this project that built
+            it.
         needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
 
@@ -147,17 +148,19 @@ class Manifest(NamedTuple):
     @property
     def fits_any_python(self) -> bool:
         """Whether it uses neither torch's C++ API nor Python."""
-        return self.kind in ("accel", "tvm_ffi")
+        return "python abi" not in self.key_parts
 
     @property
     def torch_needed(self) -> str:
-        """The torch it fits: ``>=2.10``, or for torch's C++ API the version it was built against."""
+        """The torch it fits: ``any``, ``>=2.10``, or for torch's C++ API the version it was built against."""
+        if not self.torch:
+            return "any"
         return f">={'.'.join(map(str, self.least_torch))}" if self.fits_any_python else self.torch
 
     @property
     def python_needed(self) -> str:
         """The Python it fits: ``any``, or one ABI by the suffix of its modules."""
-        return "any" if self.fits_any_python else self.key_parts.get("python abi", "any")
+        return self.key_parts.get("python abi", "any")
 
     @property
     def compilers(self) -> list[str]:

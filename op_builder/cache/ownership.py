@@ -51,7 +51,7 @@ def ownership_rejection(root: str, *names: str) -> Rejection | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return Rejection(f"{place}: {error.strerror}", "Set ACCEL_CACHE_DIR to a directory of your own.")
+        return Rejection(f"{place}: {error.strerror}", "Use a cache directory of your own (ACCEL_CACHE_DIR).")
     return rejection
 
 
@@ -149,7 +149,7 @@ def _owner_rejection(place: str, status: os.stat_result) -> Rejection | None:
         return None
     return Rejection(
         f"{place} is owned by user {status.st_uid}",
-        f"Set ACCEL_CACHE_DIR to a directory of your own; or ACCEL_CACHE_TRUST={status.st_uid} if you trust that user.",
+        f"Use your own cache directory (ACCEL_CACHE_DIR), or ACCEL_CACHE_TRUST={status.st_uid} if you trust that user.",
     )
 
 

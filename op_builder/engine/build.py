@@ -57,6 +57,8 @@ class BuildOptions:
         budget: the compiler jobs that this build shares with others; None: all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
         precondition: called before anything is compiled; raises if the op cannot be built.
+        timeout_s: for all compilers together, and for waiting for another process's build; None for
+            ``ACCEL_COMPILE_TIMEOUT_S``.
         is_shown: whether the caller shows the progress on a terminal; else a build that takes long logs it.
     """
 
@@ -65,6 +67,7 @@ class BuildOptions:
     budget: JobBudget | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
     precondition: Callable[[], None] = lambda: None
+    timeout_s: float | None = None
     is_shown: bool = False
 
 
@@ -78,7 +81,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ToolchainError: ninja is missing, or the build ran out of time.
     """
     options = options or BuildOptions()
-    with _only_builder(cache, key, plan.op, options.cancel):
+    with _only_builder(cache, key, plan.op, options):
         # Another process may have built it since the caller's look-up.
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
@@ -166,7 +169,7 @@ class _Build:
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
             command = [self.ninja, "-j", str(jobs)]
             run = run_ninja(
-                *(command, staging, staging / _LOG, self.options.cancel, self.options.progress),
+                *(command, staging, staging / _LOG, self.options.cancel, self.options.progress, self.options.timeout_s),
                 is_for_target=self.toolset.is_for_target,
             )
             if run.succeeded:
@@ -287,20 +290,20 @@ def _announced_if_long(plan: BuildPlan, jobs: int, options: BuildOptions) -> Ite
 
 
 @contextmanager
-def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) -> Iterator[None]:
+def _only_builder(cache: Cache, key: PlanKey, op: str, options: BuildOptions) -> Iterator[None]:
     """Hold the lock of ``key`` so that ranks starting together compile once.
 
     The lock only saves double work. The kernel releases it when its process ends. Where the file system has no
     locks, or the holder takes too long, the build proceeds without it: publishing is correct either way.
 
     Raises:
-        BuildCancelled: ``cancel`` was set while it waited.
+        BuildCancelled: it was cancelled while it waited.
     """
     name = f"{op}-{key.digest}.lock"
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(cache.lock_file(name))
-            if _wait_for_lock(file, op, cancel):
+            if _wait_for_lock(file, op, options):
                 _write_owner(file, f"process {os.getpid()} on {os.uname().nodename}")
                 stack.callback(_write_owner, file, "")
         except CacheError:
@@ -310,7 +313,7 @@ def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) 
         yield
 
 
-def _wait_for_lock(file: IO[str], op: str, cancel: threading.Event) -> bool:
+def _wait_for_lock(file: IO[str], op: str, options: BuildOptions) -> bool:
     """Take the lock of ``file``, logging now and then which process has it; False if that took too long.
 
     Raises:
@@ -318,13 +321,13 @@ def _wait_for_lock(file: IO[str], op: str, cancel: threading.Event) -> bool:
     """
     started = time.monotonic()
     # No build may take longer: its process was stopped, or its host is down and the lock was not released.
-    longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
+    longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if options.timeout_s is None else options.timeout_s
     next_s = _SILENT_S
     while True:
         if try_lock(file):
             return True
         waited_s = time.monotonic() - started
-        if cancel.is_set():
+        if options.cancel.is_set():
             raise BuildCancelled("The build was cancelled before it began.")
         if waited_s >= longest_s:
             logger.warning(

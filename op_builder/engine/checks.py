@@ -25,11 +25,13 @@ def build_checks(
         make_plan: returns the plan, or raises why there is none.
         has_device_checks: whether loading the op looks for the device of its CUDA sources.
     """
-    torch, plan = guarded("torch", torch_check), guarded("sources", make_plan)
+    plan = guarded("sources", make_plan)
+    has_torch = isinstance(plan, Failed) or plan.binding.uses_torch
+    torch = [guarded("torch", torch_check)] if has_torch else []
     if isinstance(plan, Failed):
-        return [torch, plan]
+        return [*torch, plan]
     outcomes = [
-        torch,
+        *torch,
         guarded("Python", python_check),
         guarded("ninja", ninja_check),
         guarded("C++ compiler", lambda: cxx_check(plan, cache.memo)),

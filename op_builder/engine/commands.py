@@ -87,14 +87,13 @@ def build_commands(
     steps = compile_steps(plan, toolset, directory, precompiled=precompiled)
     objects = [step.object_name for step in steps]
     stand_ins = _stand_ins(plan, toolset)
-    torch_libraries = "." if stand_ins else str(torch_install().library_dir)
     if toolset.icpx is None or plan.sycl is None:
-        return BuildCommands(steps, _link(plan, objects, toolset, torch_libraries), stand_ins=stand_ins)
+        return BuildCommands(steps, _link(plan, objects, toolset), stand_ins=stand_ins)
     from op_builder.toolchains.sycl_ahead import device_link
 
     sycl_objects = [step.object_name for step in steps if step.source.language is Language.SYCL]
     device = device_link(toolset.icpx, plan.sycl.devices, sycl_objects, DEVICE_OBJECT)
-    link = _link(plan, [*objects, DEVICE_OBJECT], toolset, torch_libraries)
+    link = _link(plan, [*objects, DEVICE_OBJECT], toolset)
     return BuildCommands(steps, link, tuple(device), stand_ins)
 
 
@@ -150,7 +149,7 @@ def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """Directories whose files count in the key through an identity, not by content."""
     sycl = [str(path) for path in toolset.sycl.header_dirs] if toolset.sycl is not None else []
     foreign = [str(library.include_dir) for library in plan.libraries]
-    torch = _system_includes(plan) if plan.binding.uses_torch_cxx else []
+    torch = _system_includes(plan) if plan.binding.uses_python else []
     return [*torch, *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl, *foreign]
 
 
@@ -270,7 +269,7 @@ def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 
 def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """The libraries of torch that the binary of ``plan`` needs (DT_NEEDED)."""
-    if plan.binding is Binding.TVM_FFI:
+    if not plan.binding.uses_torch:
         return []
     libraries = ["torch_cpu", "c10"]
     if plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx:
@@ -292,22 +291,23 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
     unresolved symbols, and torch's have no versions, so reading them is useless. The trial load after the build
     binds all symbols of the binary and thereby checks that they exist.
     """
-    if _links_strictly(plan, toolset) or plan.system == "darwin":
+    if not _has_stand_ins(plan, toolset):
         return {}
     names = [f"lib{library}.so" for library in _torch_libraries(plan, toolset)]
     make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "assembler", "/dev/null")
     return {name: (*make, f"-Wl,-soname,{name}", "-o", name) for name in names}
 
 
-def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
-    """Whether flags make the linker require all symbols: -z defs, --no-undefined, --unresolved-symbols."""
+def _has_stand_ins(plan: BuildPlan, toolset: Toolset) -> bool:
+    """False if flags make the linker require all symbols: -z defs, --no-undefined, --unresolved-symbols."""
     words = ("defs", "undefined", "unresolved")
     flags = [flag for flag in (*toolset.cxx.command, *plan.link_flags) if "sanitize=" not in flag]
-    return any(word in flag for flag in flags for word in words)
+    return plan.system != "darwin" and not any(word in flag for flag in flags for word in words)
 
 
-def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries: str) -> tuple[str, ...]:
-    search = [f"-L{torch_libraries}"]
+def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, ...]:
+    libraries = _torch_libraries(plan, toolset)
+    search = [f"-L{'.' if _has_stand_ins(plan, toolset) else torch_install().library_dir}"] if libraries else []
     runtime: list[str] = []
     if toolset.cuda is not None:
         search.append(f"-L{toolset.cuda.library_dir}")
@@ -346,7 +346,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         *search,
         # By default the linker drops -ltorch, through which torch's CUDA symbols are found.
         "-Wl,--no-as-needed",
-        *(f"-l{library}" for library in _torch_libraries(plan, toolset)),
+        *(f"-l{library}" for library in libraries),
         "-Wl,--as-needed",
         *runtime,
         *sycl,
@@ -357,7 +357,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
 
 
 def _system_includes(plan: BuildPlan) -> list[str]:
-    python = [sysconfig.get_paths()["include"]] if plan.binding.uses_torch_cxx else []
+    python = [sysconfig.get_paths()["include"]] if plan.binding.uses_python else []
     return [*torch_includes(plan), *python]
 
 
@@ -367,7 +367,7 @@ def torch_includes(plan: BuildPlan) -> list[str]:
         # This directory has all headers of the Stable ABI. cpp_extension names it, too, but importing it,
         # and setuptools with it, takes half as long as a small build without its compiler.
         return [str(torch_install().include_dir)]
-    if plan.binding is Binding.TVM_FFI:
+    if not plan.binding.uses_torch:
         return []
     from torch.utils import cpp_extension
 
@@ -385,7 +385,9 @@ def _torch_nvcc_flags(plan: BuildPlan) -> list[str]:
 
 def _prefix_maps(plan: BuildPlan, directory: Path | None) -> list[str]:
     """Flags that keep this machine's paths out of the binary (__FILE__, debug information)."""
-    directories = {**Roots.of(plan).directories, "torch": str(torch_install().root)}
+    directories = dict(Roots.of(plan).directories)
+    if plan.binding.uses_torch:
+        directories["torch"] = str(torch_install().root)
     directories.update((library.name, str(library.include_dir)) for library in plan.libraries)
     if directory is not None:
         directories["build"] = os.path.realpath(directory)

@@ -129,6 +129,7 @@ def run_ninja(
     log_path: Path,
     cancel: threading.Event,
     progress: Progress | None = None,
+    timeout_s: float | None = None,
     *,
     is_for_target: bool = False,
 ) -> NinjaRun:
@@ -136,13 +137,16 @@ def run_ninja(
 
     The compilers are ended with it when this process ends in any way, when ``cancel`` is set, or when the time is up.
 
+    Args:
+        timeout_s: that time; None for ``ACCEL_COMPILE_TIMEOUT_S``.
+
     Raises:
         ToolchainError: it did not end in time.
         BuildCancelled: ``cancel`` was set.
     """
     require_exit_codes()
     environment = env.compiler_environment(is_for_target=is_for_target, NINJA_STATUS="[%f/%t] ", TMPDIR=str(directory))
-    timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
+    timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if timeout_s is None else timeout_s
     deadline = time.monotonic() + timeout_s
     with (
         log_path.open("w") as log,
@@ -162,7 +166,7 @@ def run_ninja(
             if time.monotonic() > deadline:
                 raise ToolchainError(
                     f"The build did not end within {timeout_s:g} s and was stopped.",
-                    "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
+                    "Allow more time (ACCEL_COMPILE_TIMEOUT_S), or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
             time.sleep(_POLL_S)
     return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL)

@@ -46,7 +46,7 @@ def publish(
         system_headers=key.system,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
-        torch=torch_install().version,
+        torch=torch_install().version if plan.binding.uses_torch else "",
         accel_ops=__version__,
         **vars(inspection),
     )

@@ -181,30 +181,21 @@ def _tried(
     undefined: set[str],
     preloaded: Sequence[str] = (),
 ) -> Inspection:
-    torch, compiler = torch_install(), toolset.cxx
+    binding, compiler = plan.binding, toolset.cxx
     _refuse_torch_cxx(artifact, plan, undefined, compiler)
-    kind = _kind(defined, plan)
-    registers = any(_REGISTERS_OPS.search(name) for name in undefined)
-    if kind == "torch_library" and not registers:
-        if plan.binding is Binding.LIBRARY:
-            kind = "library"
-        else:
-            _refuse_other_names(artifact, defined)
-    if kind == "tvm_ffi" and not any(name.startswith(_EXPORTS_TVM_FFI) for name in (*defined, *undefined)):
-        raise LoadError(
-            f"{artifact.name} exports no function of TVM FFI.", "Use TVM_FFI_DLL_EXPORT_TYPED_FUNC in one source."
-        )
+    registers = binding.uses_torch and any(_REGISTERS_OPS.search(name) for name in undefined)
+    kind = _kind(artifact, plan, defined, undefined, registers=registers)
     if plan.target is not None:
         check_target_functions(artifact, plan, kind, undefined, compiler)
         if plan.target.platform != platform_name():
             return Inspection(kind, (), f"undefined symbols only: it is for {plan.target.name}")
-    if plan.uses_cuda and torch.cuda is None and kind != "tvm_ffi":
+    if plan.uses_cuda and binding.uses_torch and torch_install().cuda is None:
         return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined, compiler))
     module = plan.module_name if kind == "python" else ""
     if kind == "torch_library" or (module and registers):
         inspection = _try_with_torch(artifact, kind, module, compiler, preloaded)
         if not module and not inspection.namespaces:
-            if plan.binding is Binding.LIBRARY:
+            if binding is Binding.LIBRARY:
                 return replace(inspection, kind="library")
             raise LoadError(
                 f"{artifact.name} holds no Python module (no PyInit function of its name) and registers no torch ops.",
@@ -215,41 +206,68 @@ def _tried(
     search = [library.library.parent for library in plan.libraries]
     if all(map(NON_TORCH_SYMBOL.search, undefined)) and (artifact.parent / "libtorch.so").exists():
         # Opening torch takes 0.4 s. The empty libraries of the build, with which it was linked, have the same names.
-        libraries = [library for library in libraries if Path(library).parent != torch.library_dir]
+        libraries = [library for library in libraries if Path(library).parent != torch_install().library_dir]
         search.append(artifact.parent)
-    entry = ENTRY_POINT if kind == "accel" else ""
-    command = bare_command(_CHILD, entry, module, str(artifact), *libraries)
+    arguments = [ENTRY_POINT if kind == "accel" else "", module, str(artifact), *libraries]
     try:
-        _try_in_child(artifact, compiler, command, search, preloaded)
+        _try_in_child(artifact, compiler, bare_command(_CHILD, *arguments), search, preloaded)
     except LoadError:
         if not module:
             raise
     else:
-        names = ", ".join(Path(name).name for name in libraries) or "no library of torch, of which it uses none"
+        names = ", ".join(Path(name).name for name in libraries) or "no other library"
         return Inspection(kind, (), f"loaded in a child process with {names}")
-    # Its init function may need an imported torch. Importing it takes a second or two, which most modules do not
-    # need.
-    return _try_with_torch(artifact, kind, module, compiler, preloaded)
+    # Its init function may import modules, or need an imported torch. Importing it takes a second or two, which most
+    # modules do not need.
+    if binding.uses_torch:
+        return _try_with_torch(artifact, kind, module, compiler, preloaded)
+    _try_in_child(artifact, compiler, isolated_command(_CHILD, *arguments), search, preloaded)
+    return Inspection(kind, (), "loaded in a child process with the packages of this environment")
 
 
-def _kind(defined: set[str], plan: BuildPlan) -> str:
+def _kind(artifact: Path, plan: BuildPlan, defined: set[str], undefined: set[str], *, registers: bool) -> str:
+    """The :class:`Inspection`'s ``kind``.
+
+    Args:
+        registers: whether the binary may register torch ops when it is opened.
+
+    Raises:
+        LoadError: the binary lacks what its binding promises.
+    """
+    if plan.binding is Binding.C:
+        return "library"
     if plan.binding is Binding.TVM_FFI:
-        return "tvm_ffi"
+        if any(name.startswith(_EXPORTS_TVM_FFI) for name in (*defined, *undefined)):
+            return "tvm_ffi"
+        raise LoadError(
+            f"{artifact.name} exports no function of TVM FFI.", "Use TVM_FFI_DLL_EXPORT_TYPED_FUNC in one source."
+        )
     if ENTRY_POINT in defined:
         return "accel"
-    return "python" if f"PyInit_{plan.module_name}" in defined else "torch_library"
+    if f"PyInit_{plan.module_name}" in defined:
+        return "python"
+    if plan.binding is Binding.LIBRARY and not registers:
+        return "library"
+    if not registers:
+        _refuse_other_names(artifact, defined)
+    if plan.binding is Binding.PYTHON:
+        raise LoadError(
+            f"{artifact.name} holds no Python module: no source defines PyInit_{plan.module_name}.",
+            f"Name the module {plan.module_name}, or use Binding.C for a library without one.",
+        )
+    return "torch_library"
 
 
 def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """The libraries to open before the binary of ``plan``, which names them without paths."""
-    names = ["torch_cpu"] if plan.binding is not Binding.TVM_FFI else []
+    names = ["torch_cpu"] if plan.binding.uses_torch else []
     if names and (plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx):
         names.append("torch")
     if plan.binding.uses_torch_cxx:
         names.append("torch_python")
     sycl = [str(toolset.sycl.library)] if toolset.sycl is not None else []
     foreign = [str(library.library) for library in plan.libraries]
-    own = (torch_install().library_dir / library_file(name, plan.system) for name in names)
+    own = [torch_install().library_dir / library_file(name, plan.system) for name in names]
     return [*map(str, own), *sycl, *foreign]
 
 

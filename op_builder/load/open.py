@@ -123,9 +123,10 @@ def _one_thread(identity: str) -> Iterator[None]:
 
 def _open_needed(entry: Entry, spec: OpSpec, cache: Cache) -> None:
     """Open the libraries that the binary names without a path and that torch does not load."""
-    import torch  # noqa: F401  (loads the libraries that the binary links against)
+    if entry.manifest.torch:
+        import torch  # noqa: F401  (loads the libraries that the binary links against)
 
-    open_torch_globally(sys.platform)
+        open_torch_globally(sys.platform)
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 

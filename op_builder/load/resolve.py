@@ -146,7 +146,7 @@ def _prebuilt_rejection(found: PrebuiltFacts, machine: Machine) -> Rejection | N
 
 def machine_rejection(manifest: Manifest, machine: Machine) -> Rejection | None:
     """Why a binary does not run on ``machine``; None if it does."""
-    checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _other_tvm_ffi)
+    checks = (_other_platform, _other_torch, _other_python, _other_devices, _other_sycl, _other_tvm_ffi)
     return next((found for check in checks if (found := check(manifest, machine)) is not None), None)
 
 
@@ -168,14 +168,20 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def _other_torch(manifest: Manifest, machine: Machine) -> Rejection | None:
+    if not manifest.torch:
+        return None
     if manifest.fits_any_python:
         if machine.torch_release < manifest.least_torch:
             return Rejection(f"it needs torch {manifest.torch_needed}, this is {machine.torch_version}")
         return None
     if parse_release(manifest.torch) != machine.torch_release:
         return Rejection(f"it was built with torch {manifest.torch}, this is {machine.torch_version}")
+    return None
+
+
+def _other_python(manifest: Manifest, machine: Machine) -> Rejection | None:
     python_abi = manifest.key_parts.get("python abi")
-    if python_abi != machine.python_abi:
+    if python_abi is not None and python_abi != machine.python_abi:
         return Rejection(f"it was built for Python ABI {python_abi}, this is {machine.python_abi}")
     return None
 

@@ -247,7 +247,7 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
     return (
         f"yes: {entry['directory']}, {size_text(entry['size_bytes'])}, "
         f"built {entry['built_at']} in {entry['build_s']} s "
-        f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
+        f"with torch {entry['torch'] or 'none'} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
         f"{entry['check']}; fits torch {entry['torch_needed']}"
     )
 

@@ -66,20 +66,28 @@ def memory_room_bytes(files: HostFiles) -> int | None:
 
 def total_memory_bytes(files: HostFiles) -> int:
     """Memory that this process can ever have: the machine's, or its control group's limit if that is less."""
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
+    total = _machine_bytes(files, "MemTotal")
     limit = memory_limit_bytes(files)
     return total if limit is None else min(total, limit)
 
 
 def available_memory_bytes(files: HostFiles) -> int:
     """Memory that this process can still get without swapping or meeting its control group's limit."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
+    available = _machine_bytes(files, "MemAvailable")
     room = memory_room_bytes(files)
     return available if room is None else min(available, room)
+
+
+def _machine_bytes(files: HostFiles, name: str) -> int:
+    """A value of ``/proc/meminfo``."""
+    for line in (read_text(files.procfs / "meminfo") or "").splitlines():
+        label, _, value = line.partition(":")
+        if label == name:
+            return int(value.split()[0]) << 10
+    import psutil  # for macOS; elsewhere the engine works without it
+
+    memory = psutil.virtual_memory()
+    return int(memory.total if name == "MemTotal" else memory.available)
 
 
 def _memory_limits(files: HostFiles) -> Iterator[tuple[Path, int]]:

@@ -57,7 +57,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     # Without its defines, which mean nothing to this program, one answer serves many ops.
     flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
     headers = ["new"]  # of the standard library, and quickly read
-    if plan.binding.uses_torch_cxx:
+    if plan.binding.uses_python:
         import sysconfig
 
         include = sysconfig.get_paths()["include"]
@@ -91,7 +91,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
 
 def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """nvcc and the host compiler compile a small kernel together, for a requested architecture."""
-    toolkit = find_cuda(memo)
+    toolkit = find_cuda(memo, for_torch=plan.binding.uses_torch)
     compiler = find_cxx(memo)
     if compiler.is_zig:
         reason = f"{compiler.path} compiles with libc++, which CUDA's headers refuse."

@@ -73,10 +73,13 @@ class CudaToolkit:
         return f"-l:{name}" if is_bare else "-lcudart"
 
 
-def find_cuda(memo: Memo) -> CudaToolkit:
+def find_cuda(memo: Memo, *, for_torch: bool = True) -> CudaToolkit:
     """The toolkit of ``$CUDA_HOME`` or ``$CUDA_PATH``, of nvcc on PATH or in /usr/local/cuda, or of NVIDIA's wheels.
 
     The wheels' toolkit is preferred to one found on the system if it alone has torch's CUDA version.
+
+    Args:
+        for_torch: whether torch's CUDA version counts; torch is not imported otherwise.
 
     Raises:
         MissingCUDAException: there is no nvcc in any of them.
@@ -87,7 +90,7 @@ def find_cuda(memo: Memo) -> CudaToolkit:
         return _toolkit(named, memo)
     system = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))
     toolkit = None if system is None else _toolkit(system, memo)
-    built = torch_install().cuda
+    built = torch_install().cuda if for_torch else None
     wanted = 0 if built is None else parse_release(built)[0]
     if toolkit is not None and wanted in (0, toolkit.version[0]):
         return toolkit

@@ -9,17 +9,13 @@ from contextlib import contextmanager
 
 from op_builder import env
 from op_builder.errors import BuildCancelled
-from op_builder.plan import Binding, BuildPlan
+from op_builder.plan import BuildPlan
 from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 
 # Peak memory of one compiler job, measured on torch 2.13 with g++ 12: a file with
 # torch/extension.h takes 1.6 GB, one on the Stable ABI or TVM FFI 0.2 GB, nvcc's passes about 1 GB.
-_BYTES_PER_JOB = {
-    Binding.STABLE: 400 << 20,
-    Binding.TORCH: 1800 << 20,
-    Binding.LIBRARY: 1800 << 20,
-    Binding.TVM_FFI: 400 << 20,
-}
+_BYTES_PER_JOB = 400 << 20
+_TORCH_CXX_BYTES_PER_JOB = 1800 << 20
 _CUDA_BYTES_PER_JOB = 1500 << 20
 _HOST = HostFiles()
 _POLL_S = 0.05
@@ -40,13 +36,13 @@ def allowed_jobs(needs_bytes: Iterable[int], files: HostFiles = _HOST) -> int:
     requested = env.ACCEL_MAX_JOBS.get() or env.MAX_JOBS.get()
     if requested is not None:
         return requested
-    per_job = max(needs_bytes, default=_BYTES_PER_JOB[Binding.STABLE])
+    per_job = max(needs_bytes, default=_BYTES_PER_JOB)
     return max(1, min(available_cores(files), available_memory_bytes(files) // per_job))
 
 
 def job_bytes(plan: BuildPlan) -> int:
     """Memory to assume for a compiler job of ``plan``: what is typical for its binding."""
-    per_job = _BYTES_PER_JOB[plan.binding]
+    per_job = _TORCH_CXX_BYTES_PER_JOB if plan.binding.uses_torch_cxx else _BYTES_PER_JOB
     return max(per_job, _CUDA_BYTES_PER_JOB) if plan.uses_cuda else per_job
 
 

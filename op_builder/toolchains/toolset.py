@@ -227,4 +227,4 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
         return Toolset(cxx, is_for_target=plan.target is not None)
     from op_builder.toolchains.cuda import find_cuda
 
-    return Toolset(cxx, find_cuda(memo))
+    return Toolset(cxx, find_cuda(memo, for_torch=plan.binding.uses_torch))

@@ -67,7 +67,7 @@ def test_the_exported_functions_of_a_source(add_one: AddOneBuilder, tvm_ffi: Any
     assert add_one.load() is module
     (entry,) = add_one.cache.entries("add_one")
     assert entry.manifest.key_parts["library tvm_ffi"] == tvm_ffi.__version__
-    assert (entry.manifest.torch_needed, entry.manifest.python_needed) == (">=2.10", "any")
+    assert (entry.manifest.torch_needed, entry.manifest.python_needed) == ("any", "any")
     assert str(Path(tvm_ffi.__file__).parent).encode() not in entry.artifact.read_bytes()
 
 

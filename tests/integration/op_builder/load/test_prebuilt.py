@@ -87,8 +87,8 @@ TORCH_127 = '["-DTORCH_TARGET_VERSION=0x7f03000000000000"]'
     ("members", "key_parts", "reason"),
     [
         ({}, {"platform": "linux riscv128"}, f"it was built for linux riscv128, this is linux {platform.machine()}"),
-        ({"kind": "torch_library", "torch": "2.9.1+cpu"}, {}, "it was built with torch 2.9.1+cpu, this is"),
-        ({"kind": "python"}, {"python abi": ".cpython-307.so"}, "it was built for Python ABI .cpython-307.so"),
+        ({"torch": "2.9.1+cpu"}, {"python abi": ".so"}, "it was built with torch 2.9.1+cpu, this is"),
+        ({}, {"python abi": ".cpython-307.so"}, "it was built for Python ABI .cpython-307.so"),
         ({"accel_ops": "0.0.7"}, {"c++ flags": TORCH_127}, "it needs torch >=127.3, this is"),
         ({"kind": []}, {}, "its manifest cannot be read"),
         ({}, {"c++ flags": "{"}, "its manifest cannot be read"),

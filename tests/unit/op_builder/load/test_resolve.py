@@ -35,7 +35,7 @@ MANIFEST = Manifest(
     namespaces=(),
     defined_namespaces=(),
     operators=(),
-    key_parts={"platform": "linux x86_64", "python abi": ".cpython-311.so"},
+    key_parts={"platform": "linux x86_64"},
     headers=(),
     absent=(),
     system_headers=SystemHeaders((), "", ""),
@@ -47,6 +47,7 @@ MANIFEST = Manifest(
     needs={},
 )
 NEWER_GLIBC = {"needs": {"GLIBC": "2.38"}}
+FOR_PYTHON = {"key_parts": {"python abi": ".cpython-311.so"}}
 FLAGS = '["-DTORCH_TARGET_VERSION=0x020f000000000000"]'
 
 
@@ -67,9 +68,12 @@ def manifest(key_parts: dict[str, str] | None = None, **changes: Any) -> Manifes
         ({"needs": {"GLIBC": "2.4"}}, {"glibc": "2.36"}, ""),
         ({"key_parts": {"c++ flags": FLAGS}}, {}, "needs torch >=2.15"),
         ({"key_parts": {"c++ flags": FLAGS}}, {"torch_release": (2, 15)}, ""),
-        ({"kind": "python"}, {}, ""),
-        ({"kind": "python", "torch": "2.12.1"}, {}, "built with torch 2.12.1"),
-        ({"kind": "torch_library"}, {"python_abi": ".cpython-312.so"}, "Python ABI .cpython-311.so"),
+        (FOR_PYTHON, {}, ""),
+        ({**FOR_PYTHON, "torch": "2.12.1"}, {}, "built with torch 2.12.1"),
+        (FOR_PYTHON, {"python_abi": ".cpython-312.so"}, "Python ABI .cpython-311.so"),
+        ({"torch": ""}, {"torch_release": (2, 9)}, ""),
+        ({**FOR_PYTHON, "torch": ""}, {"torch_release": (2, 9)}, ""),
+        ({**FOR_PYTHON, "torch": ""}, {"python_abi": ".cpython-312.so"}, "Python ABI .cpython-311.so"),
         ({"key_parts": {"cuda archs": "9.0"}}, {"cuda_capabilities": [(8, 0)]}, "device 0 is 8.0"),
         ({"key_parts": {"cuda archs": "9.0"}}, {}, ""),
         ({"key_parts": {"cuda archs": "8.6"}}, {"cuda_capabilities": [(8, 6), (8, 0)]}, "device 1 is 8.0"),

@@ -14,9 +14,9 @@ from op_builder.prebuild import tags
 from op_builder.system.target import requested_target
 
 
-def needing(kind: str = "accel", **needs: str) -> Manifest:
-    """A manifest with what the tag depends on."""
-    members: dict[str, Any] = {**dict.fromkeys(Manifest._fields), "kind": kind, "needs": needs}
+def needing(*parts: str, **needs: str) -> Manifest:
+    """A manifest with what the tag depends on: the names of its key's parts, and what it needs."""
+    members: dict[str, Any] = {**dict.fromkeys(Manifest._fields), "key_parts": dict.fromkeys(parts, ""), "needs": needs}
     return Manifest(**members)
 
 
@@ -46,11 +46,10 @@ def test_the_platform_is_the_oldest_c_library_that_has_what_all_need(
 
 
 @pytest.mark.usefixtures("on_glibc_2_36")
-@pytest.mark.parametrize("kind", ["python", "torch_library"])
-def test_torchs_cxx_api_ties_a_wheel_to_a_python(kind: str) -> None:
+def test_a_binary_for_one_python_ties_the_wheel_to_it() -> None:
     here = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert tags.wheel_tag([needing(), needing("tvm_ffi")]).startswith("py3-none-")
-    assert tags.wheel_tag([needing(), needing(kind)]) == f"{here}-{here}-manylinux_2_17_aarch64"
+    assert tags.wheel_tag([needing(), needing("library tvm_ffi")]).startswith("py3-none-")
+    assert tags.wheel_tag([needing(), needing("python abi")]) == f"{here}-{here}-manylinux_2_17_aarch64"
 
 
 def test_a_wheel_for_another_platform_has_the_tag_of_the_oldest_system_that_has_what_all_need() -> None:
