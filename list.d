@@ -22,3 +22,9 @@ null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null

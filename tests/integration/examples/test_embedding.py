@@ -12,7 +12,7 @@ import pytest
 from examples.embedding.__main__ import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[3]
-LOWER = {"cache", "engine", "recipe", "toolchains", "plan", "system", "command_line", "env", "paths", "errors"}
+LOWER = set("cache engine recipe toolchains plan system command_line messages env paths errors".split())
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
