@@ -35,6 +35,7 @@ _JUST_USED_S = 60.0
 # On a file system that other hosts may share, a process may still use what it opened so long ago.
 _PERHAPS_USED_S = 7 * 24 * 3600.0
 _OLD_MEMO_S = 30 * 24 * 3600.0
+_MOUNTS = Path("/proc/self/mounts")
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "afs", "9p", "panfs", "fuse"),
 )
@@ -216,15 +217,15 @@ def keep_in_bounds(cache: Cache) -> None:
 
 
 def is_on_network(directory: Path) -> bool:
-    """Whether other hosts may share the file system of ``directory``."""
+    """Whether other hosts may share the file system of ``directory``; True if the system has no list of mounts."""
     try:
-        import psutil
-    except ImportError:  # another project may use the engine alone
+        mounts = [line.split(" ") for line in _MOUNTS.read_text(errors="surrogateescape").splitlines()]
+    except OSError:
         return True
-    place = os.path.realpath(directory)
-    mounts = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
-    nearest = max(mounts, key=lambda part: len(part.mountpoint), default=None)
-    return nearest is not None and nearest.fstype.startswith(_NETWORK_FILE_SYSTEMS)
+    place = Path(os.path.realpath(directory))
+    # The last mount of a place is the visible one.
+    holding = [(len(mount[1]), at, mount[2]) for at, mount in enumerate(mounts) if place.is_relative_to(mount[1])]
+    return bool(holding) and max(holding)[2].startswith(_NETWORK_FILE_SYSTEMS)
 
 
 def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:

@@ -12,7 +12,10 @@ import pytest
 from examples.embedding.__main__ import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[3]
-LOWER = set("cache engine recipe toolchains plan system command_line messages env paths errors".split())
+LOWER = {
+    *("cache", "engine", "recipe", "toolchains", "plan", "system"),
+    *("command_line", "messages", "env", "paths", "errors"),
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
