@@ -25,7 +25,7 @@ _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 # Options of the optimizer, not of a group, and their values for old pickles that lack them.
-_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0, "in_backward": False}
+_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0, "in_backward": False, "copies": {}}
 
 
 class HostSettings(TypedDict, total=False):
@@ -85,6 +85,7 @@ class HostOptimizer(NativeOptimizer):
             raise OpArgumentError(f"max_grad_norm is {max_grad_norm}.", "Pass a number above 0, or None.")
         self.max_grad_norm = max_grad_norm
         self.zero_grads = bool(settings.get("zero_grads", False))
+        self.copies = {}
         self.seed = whole_number("seed", settings.get("seed", 0))
         self.in_backward = bool(settings.get("in_backward", False))
         if self.in_backward:
@@ -211,7 +212,8 @@ class HostOptimizer(NativeOptimizer):
         grad = param.grad.resolve_neg().contiguous()
         # The same place as in step(), so that random rounding gives the same bits.
         place_number = (group_index << 32) + index
-        lists = TensorLists([param], [grad], states, scales, self._groups.copies_of([param]), [place_number])
+        copies = [self.copies[param]] if param in self.copies else []
+        lists = TensorLists([param], [grad], states, scales, copies, [place_number])
         step = int(step_count(f"The state of {place}", state["step"])) + 1
         batch = Batch(group, group_index, op)
         batch.indices, batch.params = [index], [param]
@@ -224,7 +226,7 @@ class HostOptimizer(NativeOptimizer):
         """Also write each new parameter to another tensor, rounded to that tensor's type.
 
         For float32 parameters in host memory of a model in bfloat16 or float16. Not part of the
-        ``state_dict``; a second call replaces the first.
+        ``state_dict``, but copied and pickled with the optimizer; a second call replaces the first.
 
         Args:
             copies: a contiguous CPU tensor of float32, bfloat16 or float16 for parameters of this optimizer, with
@@ -245,7 +247,8 @@ class HostOptimizer(NativeOptimizer):
                     f"The copy of a parameter of shape {tuple(param.shape)} is not distributed as the parameter is.",
                     "Pass a DTensor of the same mesh and placements for each DTensor.",
                 )
-        self._groups.write_copies(copies)
+        self.copies = dict(copies)
+        self._groups.forget()
 
     # The parts of a step ----------------------------------------------------------------------
 

@@ -25,11 +25,14 @@ class NativeStates(Optimizer):
         NATIVE: the native op.
         NON_NEGATIVE: the states without a sign.
         NEEDS_NORMS: whether the formula needs the norm of each parameter.
+        copies: tensors that also receive the new values of parameters.
     """
 
     NATIVE: ClassVar[OpFamily]
     NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq"})
     NEEDS_NORMS: ClassVar[bool] = False
+
+    copies: Mapping[torch.Tensor, torch.Tensor] = {}
 
     _native: NativeOp | None
     _memory: SmallTensors

@@ -125,7 +125,6 @@ class PreparedGroups:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[int, torch.Tensor] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -136,15 +135,6 @@ class PreparedGroups:
         self._may_keep = True  # until gradients that were kept are replaced
         self._first_grad: weakref.ref[torch.Tensor] | None = None  # of the last step
         self._grads: list[list[torch.Tensor | None]] | None = None  # while they are kept
-
-    def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Also write each new parameter to another tensor."""
-        self._copies = {id(param): copy for param, copy in copies.items()}
-        self.forget()
-
-    def copies_of(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that also receive the new values of these parameters."""
-        return [local_of(self._copies[id(param)]) for param in params if id(param) in self._copies]
 
     def current(
         self,
@@ -276,7 +266,7 @@ class PreparedGroups:
                 if state.get(param):
                     owner.check_state(state[param], param, place, group)
                 sharding = sharding_of(param)
-                key = (id(param) in self._copies, param.device, sharding)
+                key = (param in owner.copies, param.device, sharding)
                 batch = parts.setdefault(key, Batch(group, group_index, owner.native(), sharding))
                 batch.indices.append(index)
                 batch.params.append(param)
@@ -289,7 +279,7 @@ class PreparedGroups:
             batch.named = {
                 name: [local_of(entry[name]) for entry in entries] for name in ("step", *names, *scale_names)
             }
-            copies = self.copies_of(batch.params)
+            copies = [local_of(owner.copies[param]) for param in batch.params if param in owner.copies]
             own, fitting = batch.local_grads(batch.grads)
             batch.shards = list(map(local_of, batch.params))
             tensors = TensorLists(
