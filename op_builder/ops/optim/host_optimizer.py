@@ -19,7 +19,7 @@ from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
-from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists, write_zeros
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
@@ -168,7 +168,7 @@ class HostOptimizer(NativeOptimizer):
             if factor is not None:
                 self._update(batches, factor)
             elif self.zero_grads:  # an infinite gradient would stay infinite when the next is added
-                torch._foreach_zero_([grad for batch in batches for grad in batch.grads])
+                write_zeros([grad for batch in batches for grad in batch.grads])
         return loss
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
@@ -177,7 +177,7 @@ class HostOptimizer(NativeOptimizer):
             batch.update(self._option_values(batch.group, batch.op), self._pass(batch.group, factor))
             self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:
-                torch._foreach_zero_(batch.copied)
+                write_zeros(batch.copied)
 
     def _after_update(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
         """Called after the update of parameters of a group, with their counters; for optimizers that restart them."""
@@ -219,7 +219,8 @@ class HostOptimizer(NativeOptimizer):
         batch.indices, batch.params = [index], [param]
         with batch.named_errors():
             op.update_list(lists, step, self._option_values(group, op), self._pass(group))
-        state["step"] += 1
+        with torch.inference_mode():  # as in write_zeros()
+            state["step"] += 1
         self._after_update(group, [state["step"]])
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import is_overlapping
 from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.native_op import PreparedList
 from op_builder.ops.optim.native_states import NativeStates
@@ -158,7 +159,7 @@ class PreparedGroups:
             or any(batch.copied or batch.sharding for batch in batches)
         ):
             if [_present(group) for group in grads] == self._seen_present:
-                self._replace_grads(batches, grads)
+                self._replace_grads(owner, batches, grads)
             else:
                 batches = self._prepare(owner, groups, grads, state)
         for batch in batches:
@@ -169,12 +170,20 @@ class PreparedGroups:
             for batch in batches:
                 with batch.named_errors():
                     batch.prepared.require_writable_grads()
+                for at, grad in enumerate(batch.grads if batch.copied else ()):
+                    if is_overlapping(grad):
+                        raise OpArgumentError(
+                            f"Elements of the gradient of {batch.place(at)} share memory; they cannot be zeroed.",
+                            _REMEDIES["grad of tensor"],
+                        )
             if len(batches) > 1:  # within one list the native op checks it
                 _require_apart((batch, batch.grads) for batch in batches)
             self._grads_are_writable = True
         return batches
 
-    def _replace_grads(self, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]) -> None:
+    def _replace_grads(
+        self, owner: NativeStates, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]
+    ) -> None:
         """Pass new gradients to the lists."""
         self._may_keep = self._may_keep and self._grads is None
         self._grads = None  # until all are replaced
@@ -185,6 +194,8 @@ class PreparedGroups:
             own, fitting = batch.local_grads(present)
             with batch.named_errors():
                 strided = batch.prepared.replace_grads(fitting)
+            for at in strided:
+                owner.check_grad(present[at], batch.params[at], batch.place(at))
             fitting = batch.set_grads(own, fitting, strided)
             if strided:
                 batch.prepared.replace_grads(fitting)
