@@ -57,12 +57,23 @@ def _is_traced_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and is_traced()
 
 
+def _float(value: Any) -> float:
+    """Convert a number or a one-element tensor, but no text."""
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("text is not a number")
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        require_memory("A tensor that is read as a number", value)
+    return float(value)
+
+
 def finite_number(name: str, value: SupportsFloat) -> float:
     """Convert a number or a one-element tensor to a finite float of at least 0, or raise an OpArgumentError."""
     if _is_traced_tensor(value):
         return cast(float, value)
     try:
-        number = cast(float, value) if is_traced() else float(value)
+        number = cast(float, value) if is_traced() else _float(value)
+    except OpArgumentError:
+        raise
     except (TypeError, ValueError, RuntimeError):
         raise OpArgumentError(f"{name} is {value!r}, which is not a number.", f"Pass {name} as a float.") from None
     if not 0 <= number <= sys.float_info.max:
@@ -98,7 +109,9 @@ def check_betas(betas: Any) -> None:
 def step_count(what: str, step: Any) -> float:
     """A number or a tensor of one element as a float; an OpArgumentError unless it is whole and at least 0."""
     try:
-        number = float(step)
+        number = _float(step)
+    except OpArgumentError:
+        raise
     except (TypeError, ValueError, RuntimeError):  # not a number, or a tensor of several
         number = math.nan
     if not (number.is_integer() and 0 <= number <= LAST_STEP):
@@ -190,6 +203,18 @@ def not_dense(what: str, tensor: Any) -> OpArgumentError:
         f"{what} has layout {tensor.layout}; a dense (strided) tensor is required.",
         "Pass a dense tensor, for example x.to_dense().",
     )
+
+
+def require_memory(what: str, tensor: torch.Tensor) -> None:
+    """Raise an OpArgumentError if a dense tensor reaches beyond its storage: reading it would end the process."""
+    last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    stored = tensor.untyped_storage().nbytes()
+    if stored < end:
+        raise OpArgumentError(
+            f"{what} reaches to byte {end} of its storage, which has {stored}.",
+            "Do not free or shrink the storage of a tensor in use, for example by x.untyped_storage().resize_(0).",
+        )
 
 
 def is_overlapping(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import require_memory
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.sharding import is_dtensor, is_split, local_of, sharding_of
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
@@ -73,6 +74,7 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
             f"The gradient of {place} is not a DTensor; the parameter is one that is split over ranks.",
             "Distribute it, for example by p.grad = distribute_tensor(grad, p.device_mesh, p.placements).",
         )
+    require_memory(f"The gradient of {place}", local_of(grad))
 
 
 def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, states: Iterable[str]) -> None:
@@ -89,6 +91,8 @@ def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, st
                     f"{what} has {name} of {found}; shape {expected} is required.",
                     "Load the state of the same parameters in the same order.",
                 )
+            if isinstance(value, torch.Tensor):
+                require_memory(f"{what} has {name}, which", local_of(value))
         value = entry.get(state)
         if isinstance(value, torch.Tensor) and (sharding_of(value) is None) != (sharding_of(param) is None):
             raise OpArgumentError(

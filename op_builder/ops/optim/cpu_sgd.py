@@ -12,6 +12,7 @@ from op_builder.ops.declare import host_optimizer
 from op_builder.ops.optim.checks import check_shapes
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
+from op_builder.ops.optim.tensor_lists import write_zeros
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,7 +74,7 @@ class CPUSGD(HostOptimizer):
 
     def _after_update(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
         if group["momentum"] == 0:  # a later momentum starts with a new buffer, as in torch
-            torch._foreach_zero_(steps)
+            write_zeros(steps)
 
     def _step_if_missing(self, state: Mapping[str, Any]) -> float:
         # A buffer means that the first step is done; the formula does not depend on the number of later ones.

@@ -170,7 +170,7 @@ class HostOp(NativeOp):
             params, grads, states = ([tensor.float() for tensor in each] for each in (params, grads, states))
             roles = {"param": params}  # _has_halves() has checked the others
         self._call(self.ops.rollback.default, roles, params, grads, states, *numbers)
-        with torch.no_grad():
+        with torch.inference_mode():  # as in tensor_lists.write_zeros()
             for tensor, restored in zip(changed, [*params, *states], strict=True):
                 if tensor is not restored:
                     tensor.copy_(restored)

@@ -19,13 +19,13 @@ from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
-from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists, write_zeros
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 # Options of the optimizer, not of a group, and their values for old pickles that lack them.
-_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0, "in_backward": False}
+_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0, "in_backward": False, "copies": {}}
 
 
 class HostSettings(TypedDict, total=False):
@@ -85,6 +85,7 @@ class HostOptimizer(NativeOptimizer):
             raise OpArgumentError(f"max_grad_norm is {max_grad_norm}.", "Pass a number above 0, or None.")
         self.max_grad_norm = max_grad_norm
         self.zero_grads = bool(settings.get("zero_grads", False))
+        self.copies = {}
         self.seed = whole_number("seed", settings.get("seed", 0))
         self.in_backward = bool(settings.get("in_backward", False))
         if self.in_backward:
@@ -167,7 +168,7 @@ class HostOptimizer(NativeOptimizer):
             if factor is not None:
                 self._update(batches, factor)
             elif self.zero_grads:  # an infinite gradient would stay infinite when the next is added
-                torch._foreach_zero_([grad for batch in batches for grad in batch.grads])
+                write_zeros([grad for batch in batches for grad in batch.grads])
         return loss
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
@@ -176,7 +177,7 @@ class HostOptimizer(NativeOptimizer):
             batch.update(self._option_values(batch.group, batch.op), self._pass(batch.group, factor))
             self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:
-                torch._foreach_zero_(batch.copied)
+                write_zeros(batch.copied)
 
     def _after_update(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
         """Called after the update of parameters of a group, with their counters; for optimizers that restart them."""
@@ -211,20 +212,22 @@ class HostOptimizer(NativeOptimizer):
         grad = param.grad.resolve_neg().contiguous()
         # The same place as in step(), so that random rounding gives the same bits.
         place_number = (group_index << 32) + index
-        lists = TensorLists([param], [grad], states, scales, self._groups.copies_of([param]), [place_number])
+        copies = [self.copies[param]] if param in self.copies else []
+        lists = TensorLists([param], [grad], states, scales, copies, [place_number])
         step = int(step_count(f"The state of {place}", state["step"])) + 1
         batch = Batch(group, group_index, op)
         batch.indices, batch.params = [index], [param]
         with batch.named_errors():
             op.update_list(lists, step, self._option_values(group, op), self._pass(group))
-        state["step"] += 1
+        with torch.inference_mode():  # as in write_zeros()
+            state["step"] += 1
         self._after_update(group, [state["step"]])
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Also write each new parameter to another tensor, rounded to that tensor's type.
 
         For float32 parameters in host memory of a model in bfloat16 or float16. Not part of the
-        ``state_dict``; a second call replaces the first.
+        ``state_dict``, but copied and pickled with the optimizer; a second call replaces the first.
 
         Args:
             copies: a contiguous CPU tensor of float32, bfloat16 or float16 for parameters of this optimizer, with
@@ -245,7 +248,8 @@ class HostOptimizer(NativeOptimizer):
                     f"The copy of a parameter of shape {tuple(param.shape)} is not distributed as the parameter is.",
                     "Pass a DTensor of the same mesh and placements for each DTensor.",
                 )
-        self._groups.write_copies(copies)
+        self.copies = dict(copies)
+        self._groups.forget()
 
     # The parts of a step ----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import torch
 
 from op_builder import env
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import explained, is_dense, is_traced, not_dense, untraced
+from op_builder.ops.arguments import explained, is_dense, is_traced, not_dense, require_memory, untraced
 from op_builder.system.cpu_isa import best_isa
 
 if TYPE_CHECKING:
@@ -266,6 +266,8 @@ class PreparedList:
         taken = 0
         strided: list[int] = []
         try:
+            for grad in filter(torch.Tensor.is_neg, grads):  # the dispatcher passes copies of lazy negations
+                require_memory("A lazy negation", grad)
             with explained(), torch.no_grad():
                 taken, *strided = self._op.ops.replace_grads.default(self._number, grads)
         except (RuntimeError, TypeError) as error:  # NotImplementedError, a RuntimeError: torch has no kernel for one

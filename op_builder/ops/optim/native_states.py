@@ -25,11 +25,14 @@ class NativeStates(Optimizer):
         NATIVE: the native op.
         NON_NEGATIVE: the states without a sign.
         NEEDS_NORMS: whether the formula needs the norm of each parameter.
+        copies: tensors that also receive the new values of parameters.
     """
 
     NATIVE: ClassVar[OpFamily]
     NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq"})
     NEEDS_NORMS: ClassVar[bool] = False
+
+    copies: Mapping[torch.Tensor, torch.Tensor] = {}
 
     _native: NativeOp | None
     _memory: SmallTensors
@@ -72,9 +75,8 @@ class NativeStates(Optimizer):
 
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
         """Whether the op takes this step counter."""
-        return isinstance(step, torch.Tensor) and (
-            param.is_cpu or (step.device == param.device and step.dtype == torch.float32)
-        )
+        types = (torch.float32, torch.float64, torch.int64) if param.is_cpu else (torch.float32,)
+        return isinstance(step, torch.Tensor) and step.device == param.device and step.dtype in types
 
     # Called by PreparedGroups -----------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import is_overlapping
 from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.native_op import PreparedList
 from op_builder.ops.optim.native_states import NativeStates
@@ -125,7 +126,6 @@ class PreparedGroups:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[int, torch.Tensor] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -136,15 +136,6 @@ class PreparedGroups:
         self._may_keep = True  # until gradients that were kept are replaced
         self._first_grad: weakref.ref[torch.Tensor] | None = None  # of the last step
         self._grads: list[list[torch.Tensor | None]] | None = None  # while they are kept
-
-    def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Also write each new parameter to another tensor."""
-        self._copies = {id(param): copy for param, copy in copies.items()}
-        self.forget()
-
-    def copies_of(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that also receive the new values of these parameters."""
-        return [local_of(self._copies[id(param)]) for param in params if id(param) in self._copies]
 
     def current(
         self,
@@ -168,7 +159,7 @@ class PreparedGroups:
             or any(batch.copied or batch.sharding for batch in batches)
         ):
             if [_present(group) for group in grads] == self._seen_present:
-                self._replace_grads(batches, grads)
+                self._replace_grads(owner, batches, grads)
             else:
                 batches = self._prepare(owner, groups, grads, state)
         for batch in batches:
@@ -179,12 +170,20 @@ class PreparedGroups:
             for batch in batches:
                 with batch.named_errors():
                     batch.prepared.require_writable_grads()
+                for at, grad in enumerate(batch.grads if batch.copied else ()):
+                    if is_overlapping(grad):
+                        raise OpArgumentError(
+                            f"Elements of the gradient of {batch.place(at)} share memory; they cannot be zeroed.",
+                            _REMEDIES["grad of tensor"],
+                        )
             if len(batches) > 1:  # within one list the native op checks it
                 _require_apart((batch, batch.grads) for batch in batches)
             self._grads_are_writable = True
         return batches
 
-    def _replace_grads(self, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]) -> None:
+    def _replace_grads(
+        self, owner: NativeStates, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]
+    ) -> None:
         """Pass new gradients to the lists."""
         self._may_keep = self._may_keep and self._grads is None
         self._grads = None  # until all are replaced
@@ -195,6 +194,8 @@ class PreparedGroups:
             own, fitting = batch.local_grads(present)
             with batch.named_errors():
                 strided = batch.prepared.replace_grads(fitting)
+            for at in strided:
+                owner.check_grad(present[at], batch.params[at], batch.place(at))
             fitting = batch.set_grads(own, fitting, strided)
             if strided:
                 batch.prepared.replace_grads(fitting)
@@ -276,7 +277,7 @@ class PreparedGroups:
                 if state.get(param):
                     owner.check_state(state[param], param, place, group)
                 sharding = sharding_of(param)
-                key = (id(param) in self._copies, param.device, sharding)
+                key = (param in owner.copies, param.device, sharding)
                 batch = parts.setdefault(key, Batch(group, group_index, owner.native(), sharding))
                 batch.indices.append(index)
                 batch.params.append(param)
@@ -289,7 +290,7 @@ class PreparedGroups:
             batch.named = {
                 name: [local_of(entry[name]) for entry in entries] for name in ("step", *names, *scale_names)
             }
-            copies = self.copies_of(batch.params)
+            copies = [local_of(owner.copies[param]) for param in batch.params if param in owner.copies]
             own, fitting = batch.local_grads(batch.grads)
             batch.shards = list(map(local_of, batch.params))
             tensors = TensorLists(

@@ -97,3 +97,12 @@ def roles_of(tensors: TensorLists, names: Sequence[str]) -> dict[str, Sequence[t
             "Pass one for each parameter, or none.",
         )
     return roles
+
+
+def write_zeros(tensors: list[torch.Tensor]) -> None:
+    """Set tensors to zeros after an update, which must not fail then.
+
+    Only inference mode changes both kinds of tensors, those that were made in it and the others.
+    """
+    with torch.inference_mode():
+        torch._foreach_zero_(tensors)

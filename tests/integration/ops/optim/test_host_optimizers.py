@@ -249,6 +249,22 @@ def test_copies_of_the_new_parameters_are_written_and_kept_on_loading(optimizer:
     assert_equal(list(copies.values()), old)
 
 
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_a_copied_optimizer_writes_the_copied_tensors(copy_of: Callable[[Any], Any], in_backward: bool) -> None:
+    params = make_params()
+    made = CPUAdam(params, in_backward=in_backward)
+    copies = {param: torch.zeros(param.shape, dtype=torch.bfloat16) for param in params}
+    made.write_copies(copies)
+    params, made, copies = copy_of((params, made, copies))
+    for param in params:
+        param.sum().backward()
+    made.step()
+    for param, written in copies.items():
+        assert torch.equal(written, param.detach().bfloat16())
+        assert written.count_nonzero() == written.numel()
+
+
 def test_copies_of_foreign_tensors_are_refused() -> None:
     made = CPUAdam(make_params())
     with pytest.raises(OpArgumentError, match=r"shape \(3,\) is not a parameter"):

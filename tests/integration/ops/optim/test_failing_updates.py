@@ -1,0 +1,133 @@
+"""An update that fails changes nothing, and no tensor without memory is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops import CPUSGD, CPUAdam, FusedAdam
+from tests.support.optimizer_cases import FUSED, HOST, assert_equal, contents, make_params, run, set_grads
+
+Params = list[torch.nn.Parameter]
+
+COUNT = 80_000  #: the states of so many elements have storages of their own, which can be freed
+
+
+def step(optimizer: Any, params: Params) -> None:  # noqa: ARG001
+    optimizer.step()
+
+
+def one_by_one(optimizer: Any, params: Params) -> None:
+    for index, param in enumerate(params):
+        optimizer.update_one(param, 0, index)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "update"), [*((each, step) for each in (*HOST, *FUSED)), *((each, one_by_one) for each in HOST)]
+)
+def test_states_that_were_loaded_in_inference_mode_are_updated(optimizer: Any, update: Callable[..., None]) -> None:
+    results = []
+    for mode in (torch.inference_mode(False), torch.inference_mode()):
+        params = make_params()
+        made = optimizer(params)
+        run(made, params, 1)
+        with mode:
+            made.load_state_dict(made.state_dict())
+        set_grads(params, 2)
+        update(made, params)
+        results.append(contents(made, params))
+    assert_equal(*results)
+
+
+def test_gradients_that_were_made_in_inference_mode_are_zeroed() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUSGD([param], lr=1, zero_grads=True)
+    with torch.inference_mode():
+        param.grad = torch.ones(8)[::2]
+    optimizer.step()
+    assert_equal([param, param.grad], [torch.zeros(4)] * 2)
+
+
+def test_a_gradient_whose_elements_share_memory_is_read_and_rejected_where_it_is_zeroed() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUSGD([param], lr=1, zero_grads=True)
+    param.grad = torch.ones(1).expand(4)
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match="share memory"):
+            optimizer.step()
+        assert param.tolist() == [1] * 4
+    optimizer.zero_grads = False
+    optimizer.step()
+    assert param.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("update", [step, one_by_one])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32])
+def test_a_counter_of_another_type_is_converted(dtype: torch.dtype, update: Callable[..., None]) -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param])
+    run(optimizer, [param], 1)
+    optimizer.state[param]["step"] = torch.ones((), dtype=dtype)
+    set_grads([param], 2)
+    update(optimizer, [param])
+    assert optimizer.state[param]["step"].item() == 2
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+GRADS = [lambda: torch.ones(COUNT), lambda: torch.ones(2 * COUNT)[::2], lambda: torch._neg_view(torch.ones(COUNT))]
+
+
+@pytest.mark.parametrize("make", GRADS)
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(("optimizer", "update"), [(CPUAdam, step), (CPUAdam, one_by_one), (FusedAdam, step)])
+def test_a_gradient_without_memory_is_rejected(optimizer: Any, update: Any, steps: int, make: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(COUNT))
+    made = optimizer([param])
+    run(made, [param], steps)
+    before = param.detach().clone()
+    param.grad = freed(make())
+    with pytest.raises(OpArgumentError, match="storage"):
+        update(made, [param])
+    assert torch.equal(param, before)
+
+
+@pytest.mark.parametrize("states", ["float32", "8bit"])
+def test_a_state_without_memory_is_rejected(states: str) -> None:
+    param = torch.nn.Parameter(torch.ones(COUNT))
+    optimizer = CPUAdam([param], states=states)
+    run(optimizer, [param], 1)
+    entry = optimizer.state[param]
+    freed(entry["exp_avg" if states == "float32" else "exp_avg_codes"])
+    for call in (optimizer.step, lambda: optimizer.load_state_dict(optimizer.state_dict())):
+        with pytest.raises(OpArgumentError, match="storage"):
+            call()
+    del entry["exp_avg_sq" if states == "float32" else "exp_avg_sq_codes"]
+    with pytest.raises(OpArgumentError):
+        optimizer.step()
+
+
+def test_a_number_without_memory_is_rejected() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param])
+    run(optimizer, [param], 1)
+    with pytest.raises(OpArgumentError, match="storage"):
+        optimizer.step(grad_scale=freed(torch.ones(1)))
+    optimizer.state[param]["step"] = freed(torch.ones(1))
+    with pytest.raises(OpArgumentError, match="storage"):
+        optimizer.update_one(param, 0, 0)
+    with pytest.raises(OpArgumentError, match="storage"):
+        CPUAdam([param], lr=freed(torch.ones(1)))
+
+
+@pytest.mark.parametrize("option", [{"lr": "1e-3"}, {"eps": "1e-8"}, {"betas": ("0.9", 0.99)}, {"weight_decay": b"1"}])
+def test_text_is_no_number(option: dict[str, Any]) -> None:
+    with pytest.raises(OpArgumentError, match="not a number"):
+        CPUAdam(make_params(), **option)
