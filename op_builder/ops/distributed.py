@@ -21,10 +21,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
-from op_builder.ops.comm.across import CCLAcross, GiveUpNote, GlooAcross, require_across
+from op_builder.ops.comm.across import CCLAcross, FailureNote, GlooAcross, require_across
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.comm.gloo import GroupGloo
-from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
+from op_builder.ops.comm.hosts import HostFacts, Layout, MadeGroups, exchange, host_identity, layout
 from op_builder.ops.comm.process_group import AccelProcessGroup, CollectiveCounts, Parts
 from op_builder.ops.comm.shm_comm import OP as SHM_COMM
 from op_builder.ops.declare import load_host
@@ -68,16 +68,16 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     timeout = dist.distributed_c10d.default_pg_timeout if options.timeout is None else options.timeout
     members = tuple(options.global_ranks_in_group)
     name = _name(str(options.group_id), members)
-    module, obstacle = _load()
+    module, reason = _load()
     across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
-    facts = exchange(made, size, RankFacts(host_identity(), obstacle, across))
+    facts = exchange(made, size, HostFacts(host_identity(), reason, across))
     gloo = GroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     found = layout(rank, facts)
     collectives: Collectives | None = None
     if _shared_memory_serves(name, facts):
         collectives = _host_group(module, store, found, name, timeout.total_seconds())
         if len(found.hosts) > 1:
-            note = GiveUpNote(store, rank)
+            note = FailureNote(store, rank)
             make_bridge = CCLAcross if _common_across(facts) == "ccl" else GlooAcross
             bridge = make_bridge(store, found, timeout, note) if found.is_leader else None
             collectives = HierarchicalCollectives(found, collectives, bridge, note)
@@ -101,12 +101,12 @@ def _load() -> tuple[Any, str]:
         return None, str(error)
 
 
-def _shared_memory_serves(name: str, facts: list[RankFacts]) -> bool:
+def _shared_memory_serves(name: str, facts: list[HostFacts]) -> bool:
     """Whether all ranks can use shared memory; if not, all use gloo."""
-    refusing = [(rank, fact.obstacle) for rank, fact in enumerate(facts) if fact.obstacle]
+    refusing = [(rank, fact.reason) for rank, fact in enumerate(facts) if fact.reason]
     if refusing:
-        rank, obstacle = refusing[0]
-        logger.warning("Group %r uses gloo: rank %d cannot use shared memory. %s", name, rank, obstacle)
+        rank, reason = refusing[0]
+        logger.warning("Group %r uses gloo: rank %d cannot use shared memory. %s", name, rank, reason)
     return not refusing
 
 
@@ -118,7 +118,7 @@ def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: 
     return cast(Collectives, group)
 
 
-def _common_across(facts: list[RankFacts]) -> str:
+def _common_across(facts: list[HostFacts]) -> str:
     choices = sorted({fact.across for fact in facts})
     if len(choices) > 1:
         raise CommunicationError(

@@ -64,7 +64,7 @@ def store_for_threads(store: Store) -> Store:
         return store  # a store written in Python has neither clone() nor that lock
 
 
-class GiveUpNote:
+class FailureNote:
     """Which rank gave up first, and why: one line in the group's store.
 
     To the other hosts a missing leader looks like a slow one. So a rank that gives up leaves this note, and waiting
@@ -108,7 +108,7 @@ class GiveUpNote:
 class GlooAcross:
     """The leaders' collectives by torch's gloo."""
 
-    def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> None:
+    def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: FailureNote) -> None:
         self._hosts = len(layout.hosts)
         self._note = note
         prefixed = PrefixStore("across", store_for_threads(store))  # gloo may read it during the first collective
@@ -154,7 +154,7 @@ class GlooAcross:
 class CCLAcross:
     """The leaders' collectives by oneCCL."""
 
-    def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> None:
+    def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: FailureNote) -> None:
         module = load_host(CCL_COMM)
         if layout.host == 0:
             store.set(_KVS_KEY, bytes(module.get_sub_kvs_addr(True)))  # type: ignore[arg-type]

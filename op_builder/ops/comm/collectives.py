@@ -9,7 +9,7 @@ import torch
 
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.arguments import bytes_of
-from op_builder.ops.comm.across import Across, GiveUpNote, compare_calls
+from op_builder.ops.comm.across import Across, FailureNote, compare_calls
 from op_builder.ops.comm.hosts import Layout
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -56,7 +56,7 @@ class HierarchicalCollectives:
     broken then. Only the hosts' first ranks have ``across``.
     """
 
-    def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
+    def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: FailureNote) -> None:
         self._layout = layout
         self._own = inside
         self._across = across

@@ -14,7 +14,7 @@ from op_builder.errors import CommunicationError
 from op_builder.system.records import RecordError, Schema, decode, encode, is_text
 
 _FORMAT = 1
-_SCHEMA: Schema = dict.fromkeys(("host", "obstacle", "across"), is_text)
+_SCHEMA: Schema = dict.fromkeys(("host", "reason", "across"), is_text)
 _NEW_STORE = "Start all ranks again, on a new store."
 
 
@@ -52,17 +52,17 @@ class MadeGroups:
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class HostFacts:
     """What a rank publishes to the others of a group.
 
     Attributes:
         host: its host; ranks with the same one can share memory.
-        obstacle: why it cannot use shared memory; empty if it can.
+        reason: why it cannot use shared memory; empty if it can.
         across: its setting for the transport between hosts.
     """
 
     host: str
-    obstacle: str
+    reason: str
     across: str
 
 
@@ -123,7 +123,7 @@ def host_identity() -> str:
         return f"{os.uname().nodename} {os.uname().version}"
 
 
-def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
+def exchange(made: MadeGroups, size: int, mine: HostFacts) -> list[HostFacts]:
     """The facts of all ranks, in order. Every rank calls this first.
 
     Raises:
@@ -138,7 +138,7 @@ def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
     return facts
 
 
-def layout(rank: int, facts: Sequence[RankFacts]) -> Layout:
+def layout(rank: int, facts: Sequence[HostFacts]) -> Layout:
     """The ranks by hosts."""
     hosts: dict[str, list[int]] = {}
     for number, fact in enumerate(facts):
@@ -146,7 +146,7 @@ def layout(rank: int, facts: Sequence[RankFacts]) -> Layout:
     return Layout(rank, tuple(map(tuple, hosts.values())))
 
 
-def _read(made: MadeGroups, rank: int) -> RankFacts:
+def _read(made: MadeGroups, rank: int) -> HostFacts:
     try:
         published = made.store.get(_key(rank))
     except RuntimeError as error:
@@ -155,7 +155,7 @@ def _read(made: MadeGroups, rank: int) -> RankFacts:
             "Check why it ended, or pass a longer timeout to init_process_group() or new_group().",
         ) from error
     try:
-        return RankFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
+        return HostFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
     except RecordError as error:
         raise CommunicationError(
             f"What rank {rank} published to the group cannot be read: {error}.",

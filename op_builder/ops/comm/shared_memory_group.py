@@ -15,7 +15,13 @@ from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.load.open import named_error
 from op_builder.ops.arguments import checked_shape, untraced
 from op_builder.ops.comm.arguments import checked_rank, checked_timeout
-from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, process_in_proc, shared_segments, space_error
+from op_builder.ops.comm.shared_memory_meeting import (
+    Meeting,
+    MemoryFacts,
+    process_in_proc,
+    shared_segments,
+    space_error,
+)
 from op_builder.system import cpu_isa
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
@@ -271,7 +277,7 @@ def _open(ops: Any, place: GroupPlace) -> int:
     return number
 
 
-def usable_cores(ranks: Sequence[RankFacts]) -> float:
+def usable_cores(ranks: Sequence[MemoryFacts]) -> float:
     """How many ranks can run at once, by the cores and the CPU quotas that they have."""
     cores = len({core for facts in ranks for core in facts.cpus})
     return min([cores, *(facts.quota_cores for facts in ranks if facts.quota_cores is not None)])

@@ -48,7 +48,7 @@ _SCHEMA: Schema = {
 }
 
 
-class RankFacts(NamedTuple):
+class MemoryFacts(NamedTuple):
     """What a rank publishes to the others.
 
     Attributes:
@@ -80,7 +80,7 @@ class Meeting:
         self.timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
 
-    def exchange(self, descriptor: int, error: str = "") -> tuple[list[RankFacts], list[int]]:
+    def exchange(self, descriptor: int, error: str = "") -> tuple[list[MemoryFacts], list[int]]:
         """Publish a descriptor of shared memory, and open those of the other ranks.
 
         Args:
@@ -93,7 +93,7 @@ class Meeting:
         """
         cpus = sorted(os.sched_getaffinity(0))
         inode = os.fstat(descriptor).st_ino if descriptor >= 0 else 0
-        own = RankFacts(process_in_proc(), descriptor, inode, _host(), cpus, cpu_quota_cores(HostFiles()), error)
+        own = MemoryFacts(process_in_proc(), descriptor, inode, _host(), cpus, cpu_quota_cores(HostFiles()), error)
         try:
             facts = [own] if self.size == 1 else self._exchange_facts(own)
         except SharedMemoryCommError:
@@ -124,7 +124,7 @@ class Meeting:
     def _key_of(self, rank: int) -> str:
         return f"{self.key}/{rank}"
 
-    def _exchange_facts(self, own: RankFacts) -> list[RankFacts]:
+    def _exchange_facts(self, own: MemoryFacts) -> list[MemoryFacts]:
         text = encode(own._asdict(), _FORMAT)
         # If the key exists, two groups have one name, and would get each other's memory.
         if self.store.compare_set(self._key_of(self.rank), "", text) != text.encode():
@@ -132,7 +132,7 @@ class Meeting:
                 f"The store already has a rank {self.rank} of group {self.key!r}.",
                 "Give groups of different ranks different names: new_group(..., name=...).",
             )
-        facts: dict[int, RankFacts] = {self.rank: own}
+        facts: dict[int, MemoryFacts] = {self.rank: own}
         pause_s = 0.0005
         while missing := [rank for rank in range(self.size) if rank not in facts]:
             ready = [rank for rank in missing if self.store.check([self._key_of(rank)])]
@@ -143,10 +143,10 @@ class Meeting:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return [facts[rank] for rank in range(self.size)]
 
-    def _read(self, rank: int) -> RankFacts:
+    def _read(self, rank: int) -> MemoryFacts:
         published = self.store.get(self._key_of(rank))
         try:
-            return RankFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
+            return MemoryFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
         except RecordError as error:
             raise SharedMemoryCommError(
                 f"What rank {rank} published to group {self.key!r} cannot be read: {error}.",
@@ -167,7 +167,7 @@ class Meeting:
                 waited_s=self.timeout_s,
             )
 
-    def _require_fit(self, facts: Sequence[RankFacts]) -> None:
+    def _require_fit(self, facts: Sequence[MemoryFacts]) -> None:
         for rank, other in enumerate(facts):
             if other.error:
                 raise SharedMemoryCommError(f"Rank {rank} cannot take part: {other.error}", rank=rank)
@@ -179,7 +179,7 @@ class Meeting:
                     rank=rank,
                 )
 
-    def _open(self, rank: int, facts: RankFacts) -> int:
+    def _open(self, rank: int, facts: MemoryFacts) -> int:
         """A descriptor of another rank's memory."""
         path = f"/proc/{facts.process}/fd/{facts.descriptor}"
         try:
@@ -210,7 +210,7 @@ def process_in_proc() -> int:
 
 def shared_segments(
     ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
-) -> tuple[list[RankFacts], list[int]]:
+) -> tuple[list[MemoryFacts], list[int]]:
     """Create a segment and exchange it; returns the facts of all ranks, and their descriptors, which the caller closes.
 
     If the memory of one rank does not suffice all raise.

@@ -21,7 +21,13 @@ from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_operation import opened
 from op_builder.ops.io.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
-from op_builder.ops.io.safetensors_format import LENGTH_BYTES, Entry, check_byte_order, decoded_entries, header_bytes
+from op_builder.ops.io.safetensors_format import (
+    LENGTH_BYTES,
+    TensorEntry,
+    check_byte_order,
+    decoded_entries,
+    header_bytes,
+)
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_memory import new_memory
 from op_builder.system.records import RecordError
@@ -100,7 +106,7 @@ class _Run:
     The memory begins at the same offset in a page as the bytes in the file, so that direct reads work.
     """
 
-    def __init__(self, entries: list[Entry], data_begin: int) -> None:
+    def __init__(self, entries: list[TensorEntry], data_begin: int) -> None:
         self._entries = entries
         self._data_begin = data_begin
         self.begin, self.end = data_begin + entries[0].begin, data_begin + entries[-1].end
@@ -135,7 +141,7 @@ class _Piece(NamedTuple):
     end: int
 
 
-def _pieces(entries: list[Entry], data_begin: int) -> Iterator[_Piece]:
+def _pieces(entries: list[TensorEntry], data_begin: int) -> Iterator[_Piece]:
     """All bytes of the file after its header; a run's memory is allocated with its first piece."""
     for group in _grouped(entries):
         run = _Run(group, data_begin)
@@ -148,8 +154,8 @@ def _pieces(entries: list[Entry], data_begin: int) -> Iterator[_Piece]:
             at = end
 
 
-def _grouped(entries: list[Entry]) -> Iterator[list[Entry]]:
-    found: list[Entry] = []
+def _grouped(entries: list[TensorEntry]) -> Iterator[list[TensorEntry]]:
+    found: list[TensorEntry] = []
     for entry in entries:
         if found and entry.end - found[0].begin > _SHARED_BYTES:
             yield found
@@ -210,7 +216,7 @@ def _require_unchanged(path: Path, before: os.stat_result, after: os.stat_result
         )
 
 
-def _read_entries(path: Path, descriptor: int, status: os.stat_result) -> tuple[list[Entry], int]:
+def _read_entries(path: Path, descriptor: int, status: os.stat_result) -> tuple[list[TensorEntry], int]:
     """The tensors in the order of their bytes, and where these begin in the file."""
     begin = b""
     try:

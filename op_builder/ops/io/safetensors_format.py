@@ -57,7 +57,7 @@ DTYPES = {
 """torch's types by their names in files. One torch element of F4 is two elements in the file."""
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of a file.
 
     Attributes:
@@ -90,7 +90,7 @@ def header_bytes(length: bytes, file_bytes: int) -> int:
     return size
 
 
-def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[Entry], dict[str, str]]:
+def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[TensorEntry], dict[str, str]]:
     """The tensors that a header describes, in the order of their bytes, and its texts; a RecordError if it is invalid.
 
     ``header`` comes without its length; ``data_bytes`` follow it.
@@ -166,7 +166,7 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
-def _entry(name: str, facts: Any) -> Entry:
+def _entry(name: str, facts: Any) -> TensorEntry:
     if isinstance(facts, list) and len(facts) == len(_MEMBERS):
         facts = dict(zip(_MEMBERS, facts, strict=True))
     try:
@@ -199,7 +199,7 @@ def _entry(name: str, facts: Any) -> Entry:
     begin, end = offsets
     if end - begin != prod(shape) * dtype.itemsize:
         raise RecordError(f"tensor {_shown(name)} has {end - begin} bytes, which do not fit its type and shape")
-    return Entry(name, dtype, tuple(shape), begin, end)
+    return TensorEntry(name, dtype, tuple(shape), begin, end)
 
 
 def _shown(name: str) -> str:

@@ -9,12 +9,18 @@ import torch
 
 from op_builder.ops.declare import host_optimizer
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
-from op_builder.ops.optim.zenflow import HostAdam
+from op_builder.ops.optim.zenflow import ZenFlowOp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-OP = host_optimizer("cpu_adam", "CPUAdamBuilder", "Adam and AdamW", HostAdam)
+
+class CPUAdamOp(ZenFlowOp):
+    """What ``CPUAdamBuilder().load()`` returns: the functions of a host optimizer for Adam, and DeepSpeed's
+    ``zenflow_adam_`` functions."""
+
+
+OP = host_optimizer("cpu_adam", "CPUAdamBuilder", "Adam and AdamW", CPUAdamOp)
 
 
 class CPUAdam(HostOptimizer):

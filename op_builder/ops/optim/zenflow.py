@@ -58,7 +58,7 @@ class _Worker(NamedTuple):
     groups: list[_Group]
 
 
-class HostAdam(HostOp):
+class ZenFlowOp(HostOp):
     """Adam on host tensors, by :class:`HostOp`'s functions and by DeepSpeed's ``zenflow_adam_`` functions.
 
     An ``address`` is that of a control block: ``zenflow_adam_ctrl_size()`` bytes of memory that both processes share,

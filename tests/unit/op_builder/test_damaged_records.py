@@ -191,7 +191,7 @@ def meeting(_: Path) -> Record:
 
 
 def group(_: Path) -> Record:
-    made, mine = hosts.MadeGroups(HashStore(), 0), hosts.RankFacts("host", "", "auto")
+    made, mine = hosts.MadeGroups(HashStore(), 0), hosts.HostFacts("host", "", "auto")
     hosts.exchange(made, 1, mine)
 
     def read(content: bytes) -> object:

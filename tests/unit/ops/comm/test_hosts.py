@@ -10,9 +10,9 @@ import torch.distributed as dist
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
 from op_builder.ops import distributed
 from op_builder.ops.comm.across import require_across, store_for_threads
-from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
+from op_builder.ops.comm.hosts import HostFacts, Layout, MadeGroups, exchange, host_identity, layout
 from op_builder.ops.comm.shared_memory_group import usable_cores
-from op_builder.ops.comm.shared_memory_meeting import RankFacts as HostRankFacts
+from op_builder.ops.comm.shared_memory_meeting import MemoryFacts
 
 
 def test_registering_again_does_nothing() -> None:
@@ -28,8 +28,8 @@ def test_only_groups_of_this_backend_count() -> None:
 
 
 def test_cores_are_those_of_all_ranks_and_no_more_than_a_quota() -> None:
-    def facts(cpus: list[int], quota_cores: float | None) -> HostRankFacts:
-        return HostRankFacts(0, 0, 0, "", cpus, quota_cores)
+    def facts(cpus: list[int], quota_cores: float | None) -> MemoryFacts:
+        return MemoryFacts(0, 0, 0, "", cpus, quota_cores)
 
     assert usable_cores([facts([0, 1], None), facts([1, 2], None)]) == 3
     assert usable_cores([facts([0, 1], None), facts([2, 3], 1.5)]) == 1.5
@@ -49,7 +49,7 @@ def test_processes_of_one_machine_have_one_identity_and_a_name_replaces_it(monke
 
 
 def test_the_layout_says_who_leads_and_who_is_where() -> None:
-    facts = [RankFacts(host, "", "gloo") for host in "abbac"]
+    facts = [HostFacts(host, "", "gloo") for host in "abbac"]
     found = layout(3, facts)
     assert found == Layout(3, ((0, 3), (1, 2), (4,)))
     assert (found.size, found.host, found.local_ranks, found.local_rank) == (5, 0, (0, 3), 1)
@@ -63,7 +63,7 @@ def test_the_layout_says_who_leads_and_who_is_where() -> None:
 def test_different_numbers_of_groups_are_in_the_error() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
-    mine = RankFacts("a", "", "gloo")
+    mine = HostFacts("a", "", "gloo")
     with pytest.raises(CommunicationError, match="Rank 1 did not join the group") as caught:
         exchange(MadeGroups(store, 0), 2, mine)
     assert "has created" not in str(caught.value)
