@@ -162,6 +162,7 @@ class FusedOps {
                               std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
                               std::string isa) {
     const auto prepared = Lists::find(list);
+    const Lock lock(prepared->mutex);
     prepared->check_again(isa);
     Runner::run(prepared->checked, {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
                 prepared->device, {std::move(options), step, maximize, chunk_size, std::move(isa)});

@@ -268,6 +268,7 @@ class HostOptimizer {
   static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
                               bool stochastic, std::int64_t seed, std::string isa) {
     const auto prepared = Lists::find(list);
+    const Lock lock(prepared->mutex);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
     prepared->check_again(arguments);
@@ -277,7 +278,9 @@ class HostOptimizer {
   }
 
   static double grad_sum_of_squares(std::int64_t list, std::string isa) {
-    return sum_of_squares(Lists::find(list)->lists.grads, checked_isa(isa));
+    const auto prepared = Lists::find(list);
+    const Lock lock(prepared->mutex);
+    return sum_of_squares(prepared->lists.grads, checked_isa(isa));
   }
 };
 

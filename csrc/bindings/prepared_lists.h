@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/host_tensors.h"
+#include "common/mutex.h"
 #include "common/registry.h"
 #include "torch_c/op_table.h"
 #include "torch_c/parallel.h"
@@ -122,6 +123,9 @@ class WatchedTensors {
 // The tensors of a list, checked before every update. Gradients are watched separately: most training loops make new
 // ones for each step.
 struct PreparedList {
+  // Held by each call that uses the list: torch calls ops without Python's lock, so that another thread may replace the
+  // gradients during an update.
+  Mutex mutex;
   TensorLists lists;
   Tensors steps;  // counters
   WatchedTensors watched;
@@ -177,6 +181,7 @@ class PreparedLists {
   // indices of those that are not contiguous, which an update would refuse.
   static std::vector<std::int64_t> replace_grads(std::int64_t number, Tensors grads) {
     const auto prepared = find(number);
+    const Lock lock(prepared->mutex);
     const Tensors& params = prepared->lists.params;
     prepared->lists.require_length(grads, 1, "grad");
     std::vector<std::int64_t> found = {static_cast<std::int64_t>(grads.size())};
@@ -189,7 +194,7 @@ class PreparedLists {
         found.push_back(static_cast<std::int64_t>(i));
       }
     }
-    prepared->lists.grads = std::move(grads);
+    prepared->lists.grads.swap(grads);  // frees the old ones without the lock
     prepared->watched_grads.clear();
     return found;
   }
@@ -198,13 +203,16 @@ class PreparedLists {
   // The indices of parameters that changed in place since the last update.
   static std::vector<std::int64_t> moved_params(std::int64_t number) {
     const auto prepared = find(number);
+    const Lock lock(prepared->mutex);
     return prepared->watched.changed(prepared->lists.params.size());
   }
 
   static void release_grads(std::int64_t number) {
     const auto prepared = find(number);
+    Tensors released;  // freed without the lock
+    const Lock lock(prepared->mutex);
     prepared->watched_grads.clear();
-    prepared->lists.grads.clear();
+    released.swap(prepared->lists.grads);
   }
 };
 

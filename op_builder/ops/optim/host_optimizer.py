@@ -205,23 +205,26 @@ class HostOptimizer(NativeOptimizer):
         self._reject_options_needing_all_grads()
         group, place = self.param_groups[group_index], place_of(group_index, index, param)
         self._check_group(group)
-        self.check_tensors(param, place, group)
-        assert param.grad is not None
-        state, op = self.state_of(param, group), self.native()
-        states, scales = ([[state[name]] for name in names] for names in self.names_of(group))
-        grad = param.grad.resolve_neg().contiguous()
-        # The same place as in step(), so that random rounding gives the same bits.
-        place_number = (group_index << 32) + index
-        copies = [self.copies[param]] if param in self.copies else []
-        lists = TensorLists([param], [grad], states, scales, copies, [place_number])
-        step = int(step_count(f"The state of {place}", state["step"])) + 1
-        batch = Batch(group, group_index, op)
-        batch.indices, batch.params = [index], [param]
-        with batch.named_errors():
-            op.update_list(lists, step, self._option_values(group, op), self._pass(group))
-        with torch.inference_mode():  # as in write_zeros()
-            state["step"] += 1
-        self._after_update(group, [state["step"]])
+        with self._lock:
+            self.check_tensors(param, place, group)
+            grad = param.grad
+            if grad is None:  # another thread has dropped it
+                return
+            state, op = self.state_of(param, group), self.native()
+            states, scales = ([[state[name]] for name in names] for names in self.names_of(group))
+            # The same place as in step(), so that random rounding gives the same bits.
+            place_number = (group_index << 32) + index
+            copies = [self.copies[param]] if param in self.copies else []
+            grad = grad.resolve_neg().contiguous()
+            lists = TensorLists([param], [grad], states, scales, copies, [place_number])
+            step = int(step_count(f"The state of {place}", state["step"])) + 1
+            batch = Batch(group, group_index, op)
+            batch.indices, batch.params = [index], [param]
+            with batch.named_errors():
+                op.update_list(lists, step, self._option_values(group, op), self._pass(group))
+            with torch.inference_mode():  # as in write_zeros()
+                state["step"] += 1
+            self._after_update(group, [state["step"]])
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Also write each new parameter to another tensor, rounded to that tensor's type.

@@ -104,8 +104,9 @@ class NativeStates(Optimizer):
     def check_tensors(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
         """Raise an OpArgumentError if a parameter, its gradient or its state does not fit."""
         self.check_param(param, place)
-        if param.grad is not None:
-            self.check_grad(param.grad, param, place)
+        grad = param.grad
+        if grad is not None:
+            self.check_grad(grad, param, place)
         state = self.state.get(param, {})
         if state:
             self.check_state(state, param, place, group)

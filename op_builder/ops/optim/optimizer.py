@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -58,6 +59,7 @@ class NativeOptimizer(NativeStates):
     def _make_unsaved(self) -> None:
         """Make the attributes that are not saved."""
         self._native = None
+        self._lock = threading.RLock()  # several threads may train one model
         self._memory = SmallTensors()
         self._groups = PreparedGroups()
 
@@ -99,7 +101,8 @@ class NativeOptimizer(NativeStates):
         """Set all gradients to None, or to zeros."""
         super().zero_grad(set_to_none)
         if set_to_none:
-            self._groups.release_grads()
+            with self._lock:
+                self._groups.release_grads()
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer."""
@@ -188,13 +191,14 @@ class NativeOptimizer(NativeStates):
     @contextmanager
     def _update_of_groups(self) -> Iterator[None]:
         """The part of a step that uses the native ops."""
-        try:
-            yield
-        except OpArgumentError as error:
-            self._groups.forget()  # the next step checks everything
-            raise self._named(error) from None
-        finally:
-            self._groups.step_done()
+        with self._lock:
+            try:
+                yield
+            except OpArgumentError as error:
+                self._groups.forget()  # the next step checks everything
+                raise self._named(error) from None
+            finally:
+                self._groups.step_done()
 
     def _named(self, error: OpArgumentError) -> OpArgumentError:
         """The same error, or one that names the parameter as the user of ``step()`` knows it."""
