@@ -163,7 +163,8 @@ def bounded_int(name: str, value: object, least: int, most: int | None, remedy: 
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or number < least or (most is not None and number > most):
-        raise OpArgumentError(f"{name} is {value!r}.", remedy)
+        limits = f"of at least {least}" if most is None else f"of {least} to {most}"
+        raise OpArgumentError(f"{name} is {value!r}; an int {limits} is required.", remedy)
     return number
 
 
@@ -172,7 +173,7 @@ def checked_shape(shape: Any, remedy: str) -> tuple[int, ...]:
     try:
         return tuple(bounded_int("a length in shape", length, 0, 2**63 - 1, remedy) for length in shape)
     except TypeError:
-        raise OpArgumentError(f"shape is {shape!r}.", remedy) from None
+        raise OpArgumentError(f"shape is {shape!r}; lengths are required.", remedy) from None
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class BlockQuantizeModule:
 def _bits(bits: int) -> int:
     number = bounded_int("bits", bits, 4, 8, "Pass 8 or 4.")
     if number not in (4, 8):
-        raise OpArgumentError(f"bits is {bits!r}.", "Pass 8 or 4.")
+        raise OpArgumentError(f"bits is {bits!r}; 8 or 4 is required.", "Pass 8 or 4.")
     return number
 
 
@@ -97,7 +97,7 @@ def _block_size(block_size: int) -> int:
     remedy = "Pass an even number, for example 256."
     number = bounded_int("block_size", block_size, 2, _LARGEST_BLOCK, remedy)
     if number % 2:
-        raise OpArgumentError(f"block_size is {block_size!r}.", remedy)
+        raise OpArgumentError(f"block_size is {block_size!r}; an even number is required.", remedy)
     return number
 
 

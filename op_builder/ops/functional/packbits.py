@@ -111,7 +111,8 @@ class SyclBitsModule:
 
 def _is_big(bitorder: str) -> bool:
     if bitorder not in _BIT_ORDERS:
-        raise OpArgumentError(f"bitorder is {bitorder!r}.", f"Pass one of: {', '.join(_BIT_ORDERS)}.")
+        allowed = " or ".join(_BIT_ORDERS)
+        raise OpArgumentError(f"bitorder is {bitorder!r}; {allowed} is required.", "Pass one of these.")
     return bitorder == "big"
 
 

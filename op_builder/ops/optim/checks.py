@@ -89,7 +89,8 @@ def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, st
                 found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
                 raise OpArgumentError(
                     f"{what} has {name} of {found}; shape {expected} is required.",
-                    "Load the state of the same parameters in the same order.",
+                    "Load the state of the same parameters in the same order. If you resized the parameter, delete its "
+                    "state: del optimizer.state[p].",
                 )
             if isinstance(value, torch.Tensor):
                 require_memory(f"{what} has {name}, which", local_of(value))

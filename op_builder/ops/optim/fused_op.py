@@ -219,7 +219,10 @@ def _named_lists(tensor_lists: Sequence[Tensors], states: Sequence[str]) -> Tens
 def _checked_chunk(chunk_size: Any) -> int:
     """A number of elements, at least 1."""
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or not 1 <= chunk_size < 2**63:
-        raise OpArgumentError(f"chunk_size is {chunk_size!r}.", "Pass a number of elements, for example 65536.")
+        raise OpArgumentError(
+            f"chunk_size is {chunk_size!r}; an int above 0 is required.",
+            "Pass a number of elements, for example 65536.",
+        )
     return chunk_size
 
 

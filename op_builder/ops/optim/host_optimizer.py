@@ -287,7 +287,8 @@ class HostOptimizer(NativeOptimizer):
             if name in group:
                 raise OpArgumentError(
                     f"A group has {name}={group[name]!r}, which is not an option of a group.",
-                    f"Pass {name} to {type(self).__name__} itself.",
+                    f"Pass {name} to {type(self).__name__} itself. A wrapper that passes options to groups, such as "
+                    "ZeroRedundancyOptimizer, does not support it.",
                 )
         super()._check_group(group)
 

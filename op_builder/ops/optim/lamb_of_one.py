@@ -58,7 +58,10 @@ def lamb(
     checked_numbers(**numbers)
     step = step_number(step)
     if mode not in (0, 1):
-        raise OpArgumentError(f"mode is {mode!r}.", "Pass 0 to add eps under the square root, 1 to add it to the root.")
+        raise OpArgumentError(
+            f"mode is {mode!r}; 0 or 1 is required.",
+            "Pass 0 to add eps under the square root, 1 to add it to the root.",
+        )
     if not grad_scale > 0 or not 0 <= min_coeff <= max_coeff:
         raise OpArgumentError(
             f"grad_scale is {grad_scale}, the trust coefficient's limits are {min_coeff} and {max_coeff}.",

@@ -226,7 +226,10 @@ class NativeOptimizer(NativeStates):
             if name in group:
                 finite_number(name, group[name])
         if group["states"] not in self.STORAGES:
-            raise OpArgumentError(f"states is {group['states']!r}.", f"Choose one of: {', '.join(self.STORAGES)}.")
+            allowed = ", ".join(self.STORAGES)
+            raise OpArgumentError(
+                f"states is {group['states']!r}; {type(self).__name__} supports {allowed}.", "Choose one of these."
+            )
         for name, value in _SUPPORTED.items():
             if group.get(name, value) != value:
                 raise OpArgumentError(

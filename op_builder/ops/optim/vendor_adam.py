@@ -64,7 +64,9 @@ class VendorAdam:
                 "tensor_lists does not have four lists of equal length.", "Pass [grads, params, exp_avgs, exp_avg_sqs]."
             )
         if mode not in (0, 1):
-            raise OpArgumentError(f"mode is {mode!r}.", "Pass 0 for Adam with L2 penalty, 1 for AdamW.")
+            raise OpArgumentError(
+                f"mode is {mode!r}; 0 or 1 is required.", "Pass 0 for Adam with L2 penalty, 1 for AdamW."
+            )
         numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
         grads, params, exp_avgs, exp_avg_sqs = tensor_lists
         if not len(params):

@@ -78,7 +78,9 @@ class ZenFlowOp(HostOp):
         try:
             cores = frozenset(map(int, cpus))
         except (TypeError, ValueError):
-            raise OpArgumentError(f"cpus is {cpus!r}.", "Pass a list with the numbers of cores.") from None
+            raise OpArgumentError(
+                f"cpus is {cpus!r}; a list of ints is required.", "Pass a list with the numbers of cores."
+            ) from None
         modes = self._modes[self._existing_id(optimizer_id)]
         handle = next(self._handles)
         self._workers[handle] = _Worker(modes, cores, [])
@@ -189,7 +191,7 @@ class ZenFlowOp(HostOp):
         """
         control = _Control.from_address(address)
         if now_state not in (0, 1):
-            raise OpArgumentError(f"now_state is {now_state!r}.", "Pass 0 or 1.")
+            raise OpArgumentError(f"now_state is {now_state!r}; 0 or 1 is required.", "Pass 0 or 1.")
         number = step_number(step)
         lists = (lrs, beta1s, beta2s, epss, weight_decays, bias_corrections)
         lengths = {len(each) for each in lists}

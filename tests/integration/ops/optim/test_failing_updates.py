@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUSGD, CPUAdam, FusedAdam
+from tests.support import shared_list_program
+from tests.support.environments import ROOT
 from tests.support.optimizer_cases import FUSED, HOST, assert_equal, contents, make_params, run, set_grads
 
 Params = list[torch.nn.Parameter]
@@ -131,3 +135,7 @@ def test_a_number_without_memory_is_rejected() -> None:
 def test_text_is_no_number(option: dict[str, Any]) -> None:
     with pytest.raises(OpArgumentError, match="not a number"):
         CPUAdam(make_params(), **option)
+
+
+def test_threads_may_share_a_list() -> None:
+    subprocess.run([sys.executable, "-m", shared_list_program.__name__], cwd=ROOT, check=True, timeout=120)

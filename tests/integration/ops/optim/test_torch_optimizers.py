@@ -333,7 +333,7 @@ OF_ADAM = [
     ({"betas": 0.9}, "betas is 0.9"),
     ({"eps": -1.0}, "eps is -1.0"),
     ({"weight_decay": math.inf}, "weight_decay is inf"),
-    ({"states": "4bit"}, "states is '4bit'"),
+    ({"states": "4bit"}, "states is '4bit'; .* supports float32"),
 ]
 OF_OTHERS = [
     (FusedAdam, {"states": "8bit"}, "states is '8bit'"),

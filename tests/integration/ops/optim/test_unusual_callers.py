@@ -92,6 +92,7 @@ def test_a_state_of_another_shape_is_refused_on_loading_and_at_the_step(make: Ca
     with pytest.raises(OpArgumentError, match=text) as caught:
         made.load_state_dict({**saved, "state": {0: saved["state"][1], 1: saved["state"][0]}})
     assert "same order" in caught.value.remedy
+    assert "resized" in caught.value.remedy
     assert_equal(contents(made, params), before)
     made.state[params[0]], made.state[params[1]] = made.state[params[1]], made.state[params[0]]
     set_grads(params, 3)
