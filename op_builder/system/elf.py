@@ -82,7 +82,8 @@ def read_library(path: Path) -> Elf:
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise ValueError("it is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        # A private mapping: some network and user-space file systems refuse shared ones.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
             return read_elf(content)
 
 
