@@ -24,7 +24,6 @@ from benchmarks._fio import Transfer
 from benchmarks._measure import Requirement, Table, at_least, at_most, interleave, requirement_table
 from benchmarks._processes import cold_build_s
 from op_builder.cpu import AsyncIOBuilder
-from op_builder.system import storage_engines
 
 OURS = "accel-ops"
 PEERS = ("fio", "deepspeed")
@@ -129,7 +128,7 @@ class Bench:
 
     def sequential(self, direction: str) -> None:
         """Measure the whole file, each contender at its best setting; fio also with libaio, for its CPU time."""
-        engines = [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None]
+        engines = [name for name, refusal in self.module.engine_refusals().items() if refusal is None]
         best = self._best({setting: self.ours(direction, setting) for setting in settings(*engines)})
         contenders = {OURS: (best, self.ours(direction, best))}
         contenders[f"{OURS}, pageable"] = (best, self.ours(direction, best, pinned=False))
@@ -148,7 +147,7 @@ class Bench:
 
     def small_blocks(self) -> None:
         """Measure reading in blocks of 4 KiB, if io_uring works here."""
-        if storage_engines.refusal("io_uring"):
+        if self.module.engine_refusals()["io_uring"]:
             return
         setting = Setting("io_uring", SMALL_BLOCK, SMALL_DEPTH)
         contenders = {OURS: (setting, self.ours("read", setting))}

@@ -137,14 +137,24 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
             f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."
         )
     names = requested or ([forced] if forced else storage_engines.ENGINES)
-    refusals = {}
     for name in names:
         storage_engines.checked_engine(name)
-        if (reason := storage_engines.refusal(name)) is not None:
+    found = _engine_refusals()
+    refusals = {}
+    for name in names:
+        if (reason := found[name]) is not None:
             refusals[name] = reason
             if requested or forced:
                 raise storage_engines.unusable_engine(name, reason)
     return tuple(name for name in dict.fromkeys(names) if name not in refusals), refusals
+
+
+def _engine_refusals() -> dict[str, str | None]:
+    from op_builder.ops.declare import load_host
+    from op_builder.ops.io.async_io import OP
+
+    refusals: dict[str, str | None] = load_host(OP).engine_refusals()
+    return refusals
 
 
 def search(
@@ -264,7 +274,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
 def _portable(settings: Settings) -> dict[str, Any]:
     """The settings, without the engine if it is the default here: another machine may have another default."""
     arguments = settings._asdict()
-    if settings.engine == next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None):
+    if settings.engine == next(name for name, refusal in _engine_refusals().items() if refusal is None):
         del arguments["engine"]
     return arguments
 

@@ -16,11 +16,12 @@ from op_builder.cache.eviction import size_bytes
 from op_builder.cache.failures import cache_error
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
-from op_builder.errors import AccelError, CacheError
+from op_builder.errors import AccelError, CacheError, IncompatibleOpError
+from op_builder.load.load import load, without_compiling
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.outcomes import Passed, facts_of, failures
 from op_builder.system.records import Memo
-from op_builder.system.storage_engines import forced_engine, storage_engines
+from op_builder.system.storage_engines import forced_engine
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.sycl import candidates, choose, device_check, gather_facts, kernel_compiler_check
@@ -51,7 +52,6 @@ def parts() -> dict[str, dict[str, Any]]:
         "torch": _or_error(_torch),
         **_toolchains(),
         "cpu": _or_error(_cpu),
-        "storage engines": _or_error(_storage_engines),
     }
 
 
@@ -113,13 +113,19 @@ def _cpu() -> dict[str, Any]:
 
 
 def _storage_engines() -> dict[str, Any]:
+    from op_builder.ops.io.async_io import OP as async_io  # imports torch
+
     forced = forced_engine()
-    engines = storage_engines()
-    working = [engine.name for engine in engines if engine.refusal is None]
+    try:
+        with without_compiling():
+            refusals = load(async_io.spec_for("cpu"), Cache(is_ours=False)).engine_refusals()
+    except IncompatibleOpError:
+        return {"error": "Not checked: async_io is not built.", "remedy": "Run python -m op_builder.build async_io."}
+    working = [name for name, refusal in refusals.items() if refusal is None]
     return {
         "forced": forced,
         "in_use": next((name for name in working if forced in (None, name)), None),
-        "engines": [engine._asdict() for engine in engines],
+        "engines": [{"name": name, "refusal": refusal} for name, refusal in refusals.items()],
     }
 
 

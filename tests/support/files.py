@@ -13,10 +13,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from op_builder.system import storage_engines
-
-ENGINES = [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None]
-
 
 def random_bytes(size: int, seed: int = 0, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     """``size`` elements of random bits."""

@@ -7,9 +7,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch.distributed.distributed_c10d import Work
@@ -18,57 +21,48 @@ from torch.futures import Future
 from op_builder.errors import AccelError, CommunicationError
 from op_builder.ops.caller_state import CallerState
 
+T = TypeVar("T")
+
 _NO_TIMEOUT = timedelta()
 _FOREVER = -1.0  # as threading's locks spell it
 _JOIN_S = 5.0  # a collective notices within half a second that its group was closed, if it gets a core
+_DONE: futures.Future[None] = futures.Future()
+_DONE.set_result(None)
 
 
 class CollectiveWork(Work):
-    """A collective that fills ``result``. Without a queue it is complete; with one, the queue runs its function later.
+    """A collective that fills ``result``: complete, or with a queue that will call :meth:`run`."""
 
-    The function runs with the thread-local state of the thread that makes this object.
-    """
-
-    def __init__(
-        self,
-        result: Sequence[torch.Tensor],
-        queue: WorkQueue | None = None,
-        function: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, result: Sequence[torch.Tensor], queue: WorkQueue | None = None) -> None:
         super().__init__()
         self._result = list(result)
         self._queue = queue
-        self._function = function
-        self._state = CallerState() if function is not None else None
-        self._callback_state: CallerState | None = None
-        self._is_done = function is None
-        self._error: Exception | None = None
+        self._end: futures.Future[None] = _DONE if queue is None else futures.Future()
         self._future: Future[list[torch.Tensor]] | None = None
-        self._lock = threading.RLock()  # reentrant for signal handlers
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the tensors are filled; raise its error, or after ``timeout`` a CommunicationError."""
-        if not self._is_done and self._queue is not None:
-            self._queue.finish(self, timeout.total_seconds() or _FOREVER)
-        # Another thread is about to complete the future, unless this is a signal handler inside the collective.
-        if self._future is not None and self._queue is not None and not self._queue.is_inside_collective():
-            with suppress(Exception):  # the same error as below
-                self._future.wait()
-        if self._error is not None:
-            raise self._error
+        if self._queue is not None:
+            if not self._end.done():
+                self._queue.finish(self, timeout.total_seconds() or _FOREVER)
+            # Another thread is about to complete the future, unless this is a signal handler inside the collective.
+            if self._future is not None and not self._queue.is_inside_collective():
+                with suppress(Exception):  # the same error as below
+                    self._future.wait()
+        self._end.result()
         return True
 
     def is_completed(self) -> bool:
         """Whether it has finished, successfully or not."""
-        return self._is_done
+        return self._end.done()
 
     def is_success(self) -> bool:
         """Whether it has finished successfully."""
-        return self._is_done and self._error is None
+        return self._end.done() and self._end.exception() is None
 
     def exception(self) -> BaseException | None:
         """The error of a failed collective."""
-        return self._error
+        return self._end.exception() if self._end.done() else None
 
     def synchronize(self) -> None:
         """The same as :meth:`wait`."""
@@ -83,26 +77,22 @@ class CollectiveWork(Work):
 
         Its callbacks may use collectives. They run with the thread-local state of the first caller of this method.
         """
-        with self._lock:
-            if self._future is None:
-                future: Future[list[torch.Tensor]] = Future()
-                if self._is_done:
-                    self._set_future(future)
-                    return future
-                self._callback_state = CallerState()
-                self._future = future
-            return self._future
+        if self._future is None:
+            self._future = Future()
+            complete = partial(_complete, self._future, self._result, CallerState())
+            if self._queue is None or self._end.done():
+                complete(self._end)
+            else:
+                self._end.add_done_callback(partial(self._queue.start, complete))
+        return self._future
 
-    def run(self) -> None:
-        """Run the collective and keep its error. The queue calls this once.
+    def run(self, function: Callable[[], None]) -> None:
+        """Run the collective and keep its error.
 
         A BaseException such as KeyboardInterrupt is also raised here; later waits raise a CommunicationError.
         """
-        assert self._function is not None
-        assert self._state is not None
         try:
-            with self._state.restored():
-                self._function()
+            function()
         except Exception as error:
             self.end(error)
         except BaseException as error:
@@ -112,28 +102,12 @@ class CollectiveWork(Work):
             self.end(None)
 
     def end(self, error: Exception | None) -> None:
-        """Mark it as finished, unless it already is. A future is completed by another thread."""
-        self._function = None
-        with self._lock:
-            if self._is_done:
-                return
-            self._error = error
-            self._is_done = True
-            has_future = self._future is not None
-        if has_future and self._queue is not None:
-            self._queue.complete_future(self)
-
-    def complete_future(self) -> None:
-        """Complete the future, which runs its callbacks in this thread."""
-        if self._future is not None and self._callback_state is not None:
-            with self._callback_state.restored():
-                self._set_future(self._future)
-
-    def _set_future(self, future: Future[list[torch.Tensor]]) -> None:
-        if self._error is not None:
-            future.set_exception(self._error)  # type: ignore[arg-type]
-        else:
-            future.set_result(self._result)
+        """Mark it as finished, unless it already is."""
+        with suppress(futures.InvalidStateError):
+            if error is None:
+                self._end.set_result(None)
+            else:
+                self._end.set_exception(error)
 
 
 class WorkQueue:
@@ -151,96 +125,67 @@ class WorkQueue:
         # _is_running detects that.
         self._turn = threading.RLock()
         self._is_running = False
-        self._waiting: deque[CollectiveWork] = deque()
-        self._filled = threading.Semaphore(0)
-        self._threads: set[threading.Thread] = set()
+        self._waiting: deque[tuple[CollectiveWork, Callable[[], None]]] = deque()
+        # What the thread calls; None ends it. Only these refer to the queue, so that a discarded group's thread ends.
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._has_thread = False
         self._lock = threading.RLock()  # reentrant for signal handlers
         self._is_closed = False
-        self._reason: AccelError | None = None
 
     def run(self, function: Callable[[], None]) -> None:
         """Run ``function`` here, after everything that is queued; an error inside a collective of the queue."""
         with self._my_turn(_FOREVER):
-            while (work := self._take()) is not None:
-                work.run()
+            while self._run_next():
+                pass
             self._require_open()
             function()
 
     def submit(self, function: Callable[[], None], result: Sequence[torch.Tensor]) -> CollectiveWork:
-        """Queue ``function``."""
+        """Queue ``function``, which gets the thread-local state of this thread."""
         self._require_open()
-        work = CollectiveWork(result, self, function)
-        self._waiting.append(work)
+        work = CollectiveWork(result, self)
+        self._waiting.append((work, CallerState().restored()(function)))
         with self._lock:
             if not self._has_thread:
                 self._has_thread = True
-                # The thread has a weak reference to the queue, so that the thread of a discarded group ends.
-                weakref.finalize(self, self._filled.release)
-                self._start(_serve, weakref.ref(self), self._filled)
-        self._filled.release()
+                weakref.finalize(self, self._calls.put, None)
+                self.start(_serve, self._calls)
+        self._calls.put(self._serve_next)
         return work
 
-    def complete_future(self, work: CollectiveWork) -> None:
-        """Have a new thread complete the future of ``work``; this thread, if the queue is closed."""
+    def start(self, function: Callable[[T], None], argument: T) -> None:
+        """Call the function in a new thread; in this one, if the queue is closed."""
         with self._lock:
             if not self._is_closed:
-                self._start(self._call_back, work)
+                thread = threading.Thread(target=function, args=(argument,), name=self._name, daemon=True)
+                thread.start()
+                self._threads.add(thread)
                 return
-        work.complete_future()
+        function(argument)
 
     def finish(self, work: CollectiveWork, timeout_s: float) -> None:
         """Return when ``work`` is finished, or raise a CommunicationError after that time; -1 means no limit."""
         with self._my_turn(timeout_s):
-            # Whoever takes a work from the queue ends it before the turn is over. A work that is neither queued nor
-            # finished was taken by close(), which is about to fail it, or by a thread that a signal handler then ended.
             while not work.is_completed():
-                following = self._take()
-                if following is not None:
-                    following.run()
-                else:
-                    work.end(self._reason or _interrupted("an exception"))
+                if not self._run_next():  # a signal handler's exception ended the thread that took this work
+                    work.end(_interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
         """Fail everything that is queued, and let the threads end after their current work."""
-        self._reason = reason
         with self._lock:  # afterwards no thread is started
             self._is_closed = True
-        while (work := self._take()) is not None:
+        for work, _ in self._waiting.copy():
             work.end(reason)
-        self._filled.release()
+        self._calls.put(None)
 
     def join(self) -> None:
         """Wait a few seconds for a closed queue's threads: one that outlives the interpreter aborts the process."""
         if self.is_inside_collective():
             return
         deadline = time.monotonic() + _JOIN_S
-        with self._lock:
-            threads = self._threads - {threading.current_thread()}
-        for thread in threads:
+        for thread in set(self._threads) - {threading.current_thread()}:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def serve(self) -> bool:
-        """Run the functions that are queued; False when the queue is closed."""
-        while self._waiting:
-            with self._my_turn(_FOREVER):
-                work = self._take()
-                if work is not None:
-                    work.run()
-        return not self._is_closed
-
-    def _call_back(self, work: CollectiveWork) -> None:
-        try:
-            work.complete_future()
-        finally:
-            with self._lock:
-                self._threads.discard(threading.current_thread())
-
-    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=function, args=arguments, name=self._name, daemon=True)
-        with self._lock:
-            thread.start()
-            self._threads.add(thread)
 
     def is_inside_collective(self) -> bool:
         """Whether this is a signal handler that interrupted a collective of the queue."""
@@ -251,12 +196,19 @@ class WorkQueue:
         finally:
             self._turn.release()
 
-    def _take(self) -> CollectiveWork | None:
-        """The next work; None if close() has emptied the queue."""
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
+    def _serve_next(self) -> None:
+        if self._waiting:  # otherwise a caller who waited has run it
+            with self._my_turn(_FOREVER):
+                self._run_next()
+
+    def _run_next(self) -> bool:
+        """Run the next work in this thread, whose turn it is; False if no work is queued."""
+        if not self._waiting:
+            return False
+        work, function = self._waiting.popleft()
+        if not work.is_completed():  # close() may have failed it
+            work.run(function)
+        return True
 
     @contextmanager
     def _my_turn(self, timeout_s: float) -> Iterator[None]:
@@ -286,13 +238,21 @@ class WorkQueue:
             )
 
 
-def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:
-    while True:
-        filled.acquire()
-        alive = queue()
-        if alive is None or not alive.serve():
-            return
-        del alive
+def _serve(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it refers to the queue
+
+
+def _complete(
+    future: Future[list[torch.Tensor]], result: list[torch.Tensor], state: CallerState, end: futures.Future[None]
+) -> None:
+    """Complete the future, which runs its callbacks in this thread."""
+    with state.restored():
+        if (error := end.exception()) is not None:
+            future.set_exception(error)  # type: ignore[arg-type]
+        else:
+            future.set_result(result)
 
 
 def _interrupted(by: str) -> CommunicationError:

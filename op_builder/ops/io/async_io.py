@@ -15,7 +15,7 @@ from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.aio_operation import File, checked_address
 from op_builder.spec import OpFamily
 from op_builder.system import storage_engines
-from op_builder.system.outcomes import CheckOutcome, guarded
+from op_builder.system.outcomes import CheckOutcome, Passed, guarded
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +61,23 @@ class AsyncIOModule:
         requested = storage_engines.forced_engine() or engine
         reasons = []
         for name in storage_engines.ENGINES if requested is None else (requested,):
-            number = self._ops.create(name, *settings[:5])
-            if number > 0:
-                return Handle(self._ops, number, name, settings)
-            reasons.append(f"{name}: with a queue of {queue_depth}, {storage_engines.explain(name, -number)}")
+            handle = self._create(name, settings)
+            if isinstance(handle, Handle):
+                return handle
+            reasons.append(f"{name}: with a queue of {queue_depth}, {handle}")
             logger.info("Storage engine %s", reasons[-1])
         raise storage_engines.unusable_engine(requested or "of any kind", "; ".join(reasons))
+
+    def engine_refusals(self) -> dict[str, str | None]:
+        """Why this process cannot use an engine, or None, by the engine's name in the order in which they are tried."""
+        settings = HandleSettings()
+        handles = {name: self._create(name, settings) for name in storage_engines.ENGINES}
+        return {name: None if isinstance(handle, Handle) else handle for name, handle in handles.items()}
+
+    def _create(self, engine: str, settings: HandleSettings) -> Handle | str:
+        """A handle, or why the system refuses it."""
+        number = self._ops.create(engine, *settings[:5])
+        return Handle(self._ops, number, engine, settings) if number > 0 else storage_engines.explain(engine, -number)
 
     def aio_read(
         self,
@@ -112,9 +123,10 @@ class AsyncIOModule:
 
 
 def _load_checks(_: object) -> list[CheckOutcome]:
-    if env.ACCEL_AIO_ENGINE.raw() is None:  # one engine always works
+    """The engine that is forced exists. Whether it works is known when a handle is made."""
+    if env.ACCEL_AIO_ENGINE.raw() is None:
         return []
-    return [guarded("storage engine", storage_engines.forced_engine_check)]
+    return [guarded("storage engine", lambda: Passed("storage engine", storage_engines.forced_engine() or ""))]
 
 
 _FILES = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")

@@ -6,6 +6,8 @@ import errno
 import io
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,17 +15,10 @@ from rich.console import Console
 from op_builder import env
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import EnvironmentValueError
+from op_builder.ops.io.async_io import AsyncIOModule
 from op_builder.report.machine import environment
 from op_builder.report.render import print_report
 from op_builder.system import storage_engines
-
-
-def test_threads_always_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = storage_engines.storage_engines()
-    assert tuple(engine.name for engine in engines) == storage_engines.ENGINES
-    assert engines[-1] == storage_engines.StorageEngine("threads", None)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None] == ["threads"]
 
 
 @pytest.mark.parametrize(
@@ -48,20 +43,31 @@ def test_refusals_are_explained(name: str, number: int, reason: str) -> None:
         ("io_uring", None, ["none: ACCEL_AIO_ENGINE=io_uring does not work"]),
     ],
 )
-def test_report_and_checks_agree(
+def test_the_report_shows_what_the_op_finds(
     monkeypatch: pytest.MonkeyPatch, forced: str | None, in_use: str | None, lines: list[str]
 ) -> None:
-    monkeypatch.setattr(storage_engines, "refusal", lambda name: None if name == "threads" else "forbidden")
+    AsyncIOBuilder().load()
+    refusals = {"io_uring": "forbidden", "libaio": "forbidden", "threads": None}
+    monkeypatch.setattr(AsyncIOModule, "engine_refusals", lambda _: refusals)
     with env.scope(ACCEL_AIO_ENGINE=forced):
         facts = environment()
-        reasons = [outcome.reason for outcome in AsyncIOBuilder().load_checks() if hasattr(outcome, "reason")]
     assert facts["storage_engines"]["in_use"] == in_use
-    assert reasons == ([] if in_use else ["ACCEL_AIO_ENGINE=io_uring: forbidden."])
+    for line in lines:
+        assert line in rendered(facts)
+
+
+def test_the_report_builds_no_op_to_check_engines(tmp_path: Path) -> None:
+    code = "from op_builder.report.machine import environment; print(environment()['storage_engines'])"
+    variables = env.child_environment(PYTHONPATH=".", ACCEL_CACHE_DIR=str(tmp_path))
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=variables)
+    assert "Not checked: async_io is not built." in output.stdout
+
+
+def rendered(facts: dict[str, Any]) -> str:
     data = {"ops": [], "wheels": [], "registered": [], "accelerator": {"error": "unknown"}, "environment": facts}
     output = io.StringIO()
     print_report(data, Console(file=output, width=200))
-    for line in lines:
-        assert line in output.getvalue()
+    return output.getvalue()
 
 
 def test_an_unknown_engine_is_an_error() -> None:
@@ -69,12 +75,4 @@ def test_an_unknown_engine_is_an_error() -> None:
         with pytest.raises(EnvironmentValueError, match="one of io_uring, libaio"):
             storage_engines.forced_engine()
         assert "ACCEL_AIO_ENGINE='fast' is not valid" in str(environment()["storage_engines"])
-
-
-def test_probing_leaves_no_descriptor_and_needs_no_torch() -> None:
-    code = (
-        "import os; from op_builder.system import storage_engines as e; before = os.listdir('/proc/self/fd');"
-        "[e.storage_engines() for _ in range(5)]; assert os.listdir('/proc/self/fd') == before; import sys;"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=env.child_environment(PYTHONPATH="."))
+        assert not AsyncIOBuilder().is_compatible(verbose=False)

@@ -18,7 +18,8 @@ from hypothesis import strategies
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
-from tests.support.files import ENGINES, cache_only, random_bytes, raw
+from tests.support.engines import ENGINES
+from tests.support.files import cache_only, random_bytes, raw
 
 KIB = 1 << 10
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -89,14 +89,14 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
         while not never.wait(0.1):  # as a wait for another rank
             pass
 
-    work = CollectiveWork([], queue, collective)
+    work = CollectiveWork([], queue)
     future = work.get_future()
     with handler(signal.SIGINT, signal.default_int_handler):
         main = threading.main_thread().ident
         assert main is not None
         threading.Thread(target=lambda: (began.wait(), signal.pthread_kill(main, signal.SIGINT))).start()
         with pytest.raises(KeyboardInterrupt):
-            work.run()
+            work.run(collective)
     assert work.is_completed()
     for wait in (work.wait, future.wait):
         with pytest.raises(CommunicationError, match="KeyboardInterrupt ended the collective"):
@@ -105,7 +105,7 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
 
 
 def test_a_work_that_was_taken_and_lost_is_an_error(queue: WorkQueue) -> None:
-    work = CollectiveWork([], queue, lambda: None)  # an exception came between its being taken and its being done
+    work = CollectiveWork([], queue)  # an exception came between its being taken and its being done
     with pytest.raises(CommunicationError, match="an exception ended the collective"):
         work.wait()
 
