@@ -1,6 +1,6 @@
 """A rank: it binds itself, runs the program as its child, and reports a failure.
 
-Torch's agent, mpirun or srun starts it. All ranks of a host compute the same plan.
+The launcher, mpirun or srun starts it. All ranks of a host compute the same plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -104,7 +104,7 @@ def run(job_json: str, program: Sequence[str]) -> int:
         log(str(error))
         return 2
     size = place["LOCAL_WORLD_SIZE"]
-    # DeepSpeed's names for the index and the number of hosts; hosts of torch's agent may differ in size.
+    # DeepSpeed's names for the index and the number of hosts; without MPI and Slurm, hosts may differ in size.
     cross = {"CROSS_RANK": str(place["RANK"] // size), "CROSS_SIZE": str(place["WORLD_SIZE"] // size)}
     if job.launcher == "torchrun":
         cross = {"CROSS_RANK": given["GROUP_RANK"], "CROSS_SIZE": given["GROUP_WORLD_SIZE"]}
@@ -190,14 +190,13 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
 
 
 def _write_error_file(path: Path, failure: Failure) -> None:
-    """Report to torch's agent in its error file, with the message that torch's ``@record`` wrote there."""
+    """Report to the launcher in the rank's error file, with the message that torch's ``@record`` wrote there."""
     message = ""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         recorded = json.loads(path.read_text())["message"]
         message = str(recorded["message"] if isinstance(recorded, dict) else recorded)
-    details = {"timestamp": str(int(failure.time_s)), "failure": asdict(replace(failure, message=message))}
-    with contextlib.suppress(OSError):  # a full disk; the agent then reports the exit status alone
-        path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+    with contextlib.suppress(OSError):  # a full disk; the launcher then reports the exit status alone
+        path.write_text(replace(failure, message=message).to_line())
 
 
 # System calls, whose effects the program inherits. Containers may forbid them, and an unbound rank is better than none:

@@ -1,30 +1,27 @@
-"""Running the ranks of this host with torch's elastic agent, which starts, restarts and ends them.
+"""Running the ranks of this host: it starts, watches, restarts and ends them. Torch's rendezvous connects hosts.
 
-Ranks bind themselves and report failures (:mod:`accelerator.launch.rank`). This module adds the grace period, reports
-the first failure, and ends the processes that a failed launch leaves behind.
+Ranks bind themselves and report failures (:mod:`accelerator.launch.rank`). This module reports the first failure, and
+ends the processes that a failed launch leaves behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -39,12 +36,11 @@ from accelerator.launch.processes import END_SIGNALS, VARIABLE, end_processes_of
 from op_builder import env
 from op_builder.system.listener import listen
 
-_LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
-# Messages of torch about the end of ranks; this launcher's have rank, host and cause.
-_REPEATED = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
 _MARGIN_S = 2.0
+_POLL_S = 0.1
+_END_TIMEOUT = timedelta(minutes=5)
 
 
 def run(job: Job) -> int:
@@ -53,13 +49,11 @@ def run(job: Job) -> int:
     It is the first failing rank's, 128 plus the signal number if a signal ended the rank or this launcher, and 1 if the
     hosts did not connect.
     """
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_REPEATED))
-    env.set_for_libraries({**job.variables, VARIABLE: job.part})  # the agent's processes inherit them
-    # For torch's error files. `try` follows before the directory exists, so no signal can leave it behind.
+    env.set_for_libraries({**job.variables, VARIABLE: job.part})  # the ranks inherit them
+    # For the ranks' reports. `try` follows before the directory exists, so no signal can leave it behind.
     directory = os.path.join(tempfile.gettempdir(), f"accel-launch-{secrets.token_hex(8)}")
     signals = _Signals()
-    agent, result, stopped = None, None, None
+    supervisor, failure, stopped = None, None, None
     try:
         os.mkdir(directory, 0o700)
         _end_in_time(job, signals, directory)
@@ -68,47 +62,41 @@ def run(job: Job) -> int:
             if job.has_driver:
                 _follow_standard_input()  # a signal may be pending there
             resolve(job)
-            agent = _Agent(job, signals, directory)
-            result = agent.run()
+            supervisor = _Supervisor(job, signals, directory)
+            failure = supervisor.run()
             signals.ignore()
         except (SignalException, LaunchError, *_NETWORK_ERRORS) as error:
             signals.ignore()
             stopped = error
-        if result is not None and not result.is_failed():
+        if failure is None and stopped is None:
             return 0
-        if agent is not None and not isinstance(stopped, SignalException):
-            agent.close_rendezvous()
+        if supervisor is not None and not isinstance(stopped, SignalException):
+            supervisor.close_rendezvous()
         end_processes_of(job.part, job.grace_s)
-        return _log_end(job, _first(result), stopped)
+        return _log_end(job, failure, stopped)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Signals:
-    """The handling of signals that end a launch, while torch's agent runs in this process."""
+    """The handling of signals that end a launch."""
 
     def __init__(self) -> None:
         self._handled = handled_signals()
-        self._is_ending = False
         self.has_ranks = False
 
     def raise_first(self) -> None:
-        """Raise an exception at the first signal; signals that were ignored at the start stay ignored.
-
-        Whenever torch's agent starts ranks, it sets handlers that raise at every signal.
-        """
+        """Raise an exception at the first signal; signals that were ignored at the start stay ignored."""
 
         def raise_it(number: int, _frame: FrameType | None) -> None:
             self.ignore()
             raise SignalException(f"got signal {number}", signal.Signals(number))
 
-        if not self._is_ending:
-            for number in END_SIGNALS:
-                signal.signal(number, raise_it if number in self._handled else signal.SIG_IGN)
+        for number in END_SIGNALS:
+            signal.signal(number, raise_it if number in self._handled else signal.SIG_IGN)
 
     def ignore(self) -> None:
         """Ignore signals from now on, without ``SIG_IGN``, which new processes would inherit."""
-        self._is_ending = True
         for number in END_SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
 
@@ -152,10 +140,10 @@ def _log_end(job: Job, failure: Failure | None, stopped: Exception | None) -> in
     if isinstance(stopped, SignalException):
         log(f"{stopped.sigval.name}: the ranks of {socket.gethostname()} have ended")
         return 128 + stopped.sigval
-    if stopped is not None or failure is None:
-        unknown = LaunchError("The hosts could not agree on their ranks; see the messages above.")
-        log(str(unknown if stopped is None else rendezvous_error(job, stopped)))
+    if stopped is not None:
+        log(str(rendezvous_error(job, stopped)))
         return 1
+    assert failure is not None
     if job.has_driver:
         os.write(2, failure.to_line().encode())
     else:
@@ -163,57 +151,121 @@ def _log_end(job: Job, failure: Failure | None, stopped: Exception | None) -> in
     return exit_status(failure.exit_code)
 
 
-class _Agent(LocalElasticAgent):
-    """Torch's agent, with a grace period of its own."""
+class _Supervisor:
+    """Starts the ranks of this host, watches them, and restarts them after a failure on any host."""
 
     def __init__(self, job: Job, signals: _Signals, directory: str) -> None:
-        command = helper_process("rank", job.to_json(), "--", *job.program)
-        spec = WorkerSpec(
-            role="rank",
-            local_world_size=len(job.hosts[0].chosen),
-            rdzv_handler=make_rendezvous(job),
-            entrypoint=command[0],
-            args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent fills in templates
-            max_restarts=job.max_restarts,
-            local_addr=_local_address(job),
-        )
-        super().__init__(spec, DefaultLogsSpecs(directory))
-        self._job = job
-        self._signals = signals
+        self._job, self._signals, self._directory = job, signals, directory
+        self._rendezvous = make_rendezvous(job)
+        self._restarts_left = job.max_restarts
+        self._attempts = 0
+        self._ranks: list[tuple[int, subprocess.Popen[bytes]]] = []
+
+    def run(self) -> Failure | None:
+        """Run the ranks until all have succeeded (None) or no restart is left (the first failure)."""
+        try:
+            while True:
+                self._start()
+                failures = self._wait()
+                failure = min(failures, key=Failure.when, default=None)
+                if all(process.returncode == 0 for _, process in self._ranks):
+                    return None
+                if failure is not None:
+                    if self._restarts_left == 0:
+                        return failure
+                    self._restarts_left -= 1
+                cause = "Ranks of other hosts have failed." if failure is None else str(failure)
+                log(f"{cause}\nAll ranks are restarted; {plural(self._restarts_left, 'restart')} left.", "warning")
+                self._stop(signal.SIGTERM)
+                end_processes_of(self._job.part, self._job.grace_s)  # before the next attempt
+        except SignalException as error:
+            self._stop(error.sigval)
+            raise
+        finally:
+            self._stop(signal.SIGTERM)
 
     def close_rendezvous(self) -> None:
         """Let hosts stop waiting for this one."""
         with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may have ended
-            self._rdzv_handler.shutdown()
+            self._rendezvous.shutdown()
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        process_ids: dict[int, Any] = super()._start_workers(worker_group)
-        self._signals.raise_first()
+    def _start(self) -> None:
+        self._info = self._rendezvous.next_rendezvous()
+        store, index, place = self._info.store, self._info.rank, self._info.bootstrap_store_info
+        if place is None:
+            raise LaunchError("torch's rendezvous returned no address for the ranks.", "Use another version of torch.")
+        count = len(self._job.hosts[0].chosen)
+        store.set(f"ranks/{index}", str(count))
+        counts = [int(store.get(f"ranks/{other}")) for other in range(self._info.world_size)]
+        self._attempts += 1
+        self._ranks = []
         self._signals.has_ranks = True
-        # Ranks end their programs after the grace period; the agent would kill them after 30 s.
-        context: Any = self._pcontext
-        close, timeout_s = context.close, self._job.grace_s + _MARGIN_S
-        context.close = lambda death_sig=None, timeout=0: close(death_sig, timeout_s)  # noqa: ARG005
-        return process_ids
+        command = helper_process("rank", self._job.to_json(), "--", *self._job.program)
+        for local_rank in range(count):
+            rank = sum(counts[:index]) + local_rank
+            variables = env.child_environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(local_rank),
+                WORLD_SIZE=str(sum(counts)),
+                LOCAL_WORLD_SIZE=str(count),
+                GROUP_RANK=str(index),
+                GROUP_WORLD_SIZE=str(self._info.world_size),
+                MASTER_ADDR=place.master_addr,
+                MASTER_PORT=str(place.master_port),
+                TORCHELASTIC_RESTART_COUNT=str(self._job.max_restarts - self._restarts_left),
+                TORCHELASTIC_MAX_RESTARTS=str(self._job.max_restarts),
+                TORCHELASTIC_RUN_ID=self._rendezvous.get_run_id(),
+                TORCHELASTIC_USE_AGENT_STORE=str(self._rendezvous.use_agent_store),
+                TORCHELASTIC_ERROR_FILE=str(self._error_file(rank)),
+            )
+            self._ranks.append((rank, subprocess.Popen(command, env=variables, start_new_session=True)))
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
-        self._last = result
-        return result
+    def _wait(self) -> list[Failure]:
+        """The failures of this host's ranks; none if all succeeded or another host restarts."""
+        while any(process.poll() is None for _, process in self._ranks):
+            failures = self._failures()
+            if failures or self._rendezvous.num_nodes_waiting() > 0:
+                return failures
+            time.sleep(_POLL_S)
+        failures = self._failures()
+        if not failures and self._info.world_size > 1:
+            # The store may be in this process; the ranks of other hosts still use it.
+            store, index = self._info.store, self._info.rank
+            with contextlib.suppress(*_NETWORK_ERRORS):
+                store.set(f"ended/{index}", "")
+                store.wait([f"ended/{other}" for other in range(self._info.world_size)], _END_TIMEOUT)
+        return failures
 
-    def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        failure = _first(self._last)
-        cause = "Ranks of other hosts have failed." if failure is None else str(failure)
-        log(f"{cause}\nAll ranks are restarted; {plural(self._remaining_restarts, 'restart')} left.", "warning")
-        super()._restart_workers(worker_group)
+    def _failures(self) -> list[Failure]:
+        """What the failed ranks reported; if they reported nothing, their exit statuses."""
+        reported, known = [], []
+        for local_rank, (rank, process) in enumerate(self._ranks):
+            exit_code = process.poll()
+            if exit_code:
+                known.append(Failure(rank, local_rank, socket.gethostname(), process.pid, exit_code, time.time()))
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    reported.append(Failure.from_line(self._error_file(rank).read_text()))
+        return [failure for failure in reported if failure is not None] or known
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        super()._stop_workers(worker_group)
-        end_processes_of(self._job.part, self._job.grace_s)  # before the next attempt
+    def _error_file(self, rank: int) -> Path:
+        return Path(self._directory, f"{self._attempts}-{rank}.json")
+
+    def _stop(self, number: int) -> None:
+        """End the ranks, which end their programs after the grace period."""
+        running = [process for _, process in self._ranks if process.poll() is None]
+        for process in running:
+            process.send_signal(number)
+        deadline = time.monotonic() + self._job.grace_s + _MARGIN_S
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def make_rendezvous(job: Job) -> RendezvousHandler:
-    """The rendezvous of the hosts. It starts when the agent asks for it."""
+    """The rendezvous of the hosts. It starts at `next_rendezvous`."""
     if job.max_restarts == 0 or job.num_nodes == 1:
         return _Rendezvous(job)
     # Only torch's own counts the hosts again before a restart.
@@ -317,15 +369,3 @@ def _local_address(job: Job) -> str | None:
     if job.num_nodes == 1:
         return "127.0.0.1"  # containers often cannot resolve their own name
     return job.address or (job.master_addr if job.node_rank == 0 else None)
-
-
-def _first(result: RunResult | None) -> Failure | None:
-    """The first failure that a rank reported; if none was reported, the first that the agent recorded."""
-    reported, known = [], []
-    for rank, failure in (result.failures if result is not None else {}).items():
-        details: dict[str, Any] = failure.message.get("extraInfo", {}) if isinstance(failure.message, dict) else {}
-        if "failure" in details:
-            reported.append(Failure(**details["failure"]))
-        host, exit_code = socket.gethostname(), failure.exitcode
-        known.append(Failure(rank, failure.local_rank, host, failure.pid, exit_code, failure.timestamp))
-    return min(reported or known, key=Failure.when, default=None)
