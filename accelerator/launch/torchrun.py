@@ -208,6 +208,9 @@ class _Supervisor:
                 LOCAL_RANK=str(local_rank),
                 WORLD_SIZE=str(sum(counts)),
                 LOCAL_WORLD_SIZE=str(count),
+                ROLE_RANK=str(rank),
+                ROLE_WORLD_SIZE=str(sum(counts)),
+                ROLE_NAME="default",
                 GROUP_RANK=str(index),
                 GROUP_WORLD_SIZE=str(self._info.world_size),
                 MASTER_ADDR=place.master_addr,
@@ -218,6 +221,7 @@ class _Supervisor:
                 TORCHELASTIC_USE_AGENT_STORE=str(self._rendezvous.use_agent_store),
                 TORCHELASTIC_ERROR_FILE=str(self._error_file(rank)),
             )
+            variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # a rank in a broken collective ends
             self._ranks.append((rank, subprocess.Popen(command, env=variables, start_new_session=True)))
 
     def _wait(self) -> list[Failure]:
