@@ -28,3 +28,9 @@ null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
 null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null
+null.o: /dev/null

@@ -36,14 +36,15 @@ class OpSpec(NamedTuple):
 
     Attributes:
         name: as in ``OpBuilder.NAME``.
-        author: the dotted name of the class or module that declares it, for messages. Ops that differ only in what
-            ``load()`` returns have different authors.
+        author: the dotted name of the class or module that declares it, for messages.
         plan: makes the plan, a pure function: it compiles and writes nothing. Raises an AccelError.
         front_end: makes what ``load()`` returns from the opened library; see :func:`op_builder.load.open.open_entry`.
         build_checks: everything that compiling the op needs; takes a function that returns the plan.
         load_checks: everything that loading a built op needs.
         open_libraries: opens libraries that the binary needs and that torch does not load; raises a LoadError.
         own_rejection: why its author's own ``is_compatible()`` rejects this machine.
+        has_own_checks: whether the checks run an author's code.
+        front_end_owner: what decides whether two front ends are the same: a builder's class; else ``author``.
         prebuilt_roots: directories of installed packages that may hold the binary.
         recipe: the data that ``plan`` works on, where they are the same on all machines.
         python: makes what ``load()`` returns, for an op without a binary; of the rest only the checks are used then.
@@ -58,6 +59,8 @@ class OpSpec(NamedTuple):
     load_checks: "Callable[[Cache], list[CheckOutcome]]" = lambda _: []
     open_libraries: "Callable[[Cache], None] | None" = None
     own_rejection: Callable[[], str | None] = lambda: None
+    has_own_checks: bool = False
+    front_end_owner: type | None = None
     prebuilt_roots: tuple[Path, ...] = ()
     recipe: Recipe | None = None
     python: Callable[[], Any] | None = None

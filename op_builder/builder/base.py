@@ -34,8 +34,9 @@ logger = logging.getLogger(__name__)
 
 # The facts that this thread makes a plan for, because the methods of an author's class take no arguments.
 planned_facts: ContextVar[PlanFacts | None] = ContextVar("planned_facts", default=None)
-# Whether this thread asks for an author's own opinion; is_compatible() of the base class is then True.
-_asks_author: ContextVar[bool] = ContextVar("_asks_author", default=False)
+# The builder that this thread asks for its author's own opinion: the base class's is_compatible() is then True.
+_asked: ContextVar[OpBuilder | None] = ContextVar("_asked", default=None)
+_CHECKS = ("is_compatible", "build_checks", "load_checks")
 
 
 class OpBuilder(ABC):
@@ -146,7 +147,7 @@ class OpBuilder(ABC):
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
-        if _asks_author.get():
+        if _asked.get() is self:
             return True
         from op_builder.load.decision import decide
 
@@ -166,13 +167,13 @@ class OpBuilder(ABC):
             return None
         # The caller has already run the checks that it needs; compiling, for example, needs no device.
         before, self.error_log = self.error_log, None
-        token = _asks_author.set(True)
+        token = _asked.set(self)
         try:
             if self.is_compatible(verbose=True):
                 self.error_log = before
                 return None
         finally:
-            _asks_author.reset(token)
+            _asked.reset(token)
         return self.error_log or "Its builder gives no reason."
 
     def builder(self) -> Any:
@@ -225,6 +226,8 @@ class OpBuilder(ABC):
             load_checks=lambda _: self.load_checks(),
             open_libraries=lambda _: self.open_libraries(),
             own_rejection=self.own_rejection,
+            has_own_checks=any(getattr(owner, name) is not getattr(OpBuilder, name) for name in _CHECKS),
+            front_end_owner=owner,
             prebuilt_roots=tuple(paths.prebuilt_roots(owner)),
         )
 

@@ -50,7 +50,14 @@ class DeclaredBuilder(OpBuilder):
         return self.SPEC.load_checks(self.cache)
 
     def spec(self) -> OpSpec:
-        return self.SPEC if self._is_declared else super().spec()
+        if self._is_declared:
+            return self.SPEC
+        spec = super().spec()
+        if self.sources() or self.source_texts():
+            return spec
+        # The class extends an op that has nothing to compile, and adds nothing.
+        plan = self.SPEC.plan if self.SPEC.unavailable is not None else spec.plan
+        return spec._replace(plan=plan, python=self.SPEC.python, unavailable=self.SPEC.unavailable)
 
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         return self.SPEC.plan(facts) if self._is_declared else super().plan_for(facts)
@@ -63,6 +70,13 @@ class DeclaredBuilder(OpBuilder):
 
 class DeclaredCPUBuilder(DeclaredBuilder, CPUOpBuilder):
     """Kernels for host memory without torch, and a thin binding on the Stable ABI."""
+
+    def plan_for(self, facts: PlanFacts) -> BuildPlan:
+        plan = super().plan_for(facts)
+        if self._is_declared or self.SPEC.recipe is None or plan.binding is not self.SPEC.recipe.binding:
+            return plan
+        # No method of a builder gives the libraries of an op.
+        return plan._replace(libraries=tuple(dict.fromkeys((*self.SPEC.plan(facts).libraries, *plan.libraries))))
 
 
 class PythonOpBuilder(DeclaredBuilder):

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Cache, Entry
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 _LISTING = Rejection("Nothing is compiled while installed ops are listed.", "Load the op when it is first used.")
 _thread = threading.local()
 _python_ops: dict[str, Any] = {}
+_NOT_OPENED = object()  # a front end may return None
 
 
 def load(spec: OpSpec, cache: Cache, progress: Progress | None = None, *, with_prebuilt: bool = True) -> Any:
@@ -56,18 +58,24 @@ def load_entry(
             _note(candidate, lookup)
         elif candidate.entry is not None:
             opened = _try_open(candidate, candidate.entry, lookup)
-            if opened is not None:
+            if opened is not _NOT_OPENED:
                 return candidate.entry, opened
     from op_builder.engine.build import BuildOptions
 
-    # Only the process that builds runs the checks; the processes that wait for it do not need them.
-    options = BuildOptions(progress=progress, precondition=lambda: require_compatible(lookup))
+    options = BuildOptions(progress=progress)
+    if is_listing():
+        pass  # build() raises
+    elif spec.has_own_checks:
+        require_compatible(lookup)  # no lock is held: an author's code may wait for another thread
+    else:
+        # Only the process that builds runs the checks; the processes that wait for it do not need them.
+        options = replace(options, precondition=lambda: require_compatible(lookup))
     entry = build(lookup, options)
     return entry, open_entry(entry, spec, cache)
 
 
-def _try_open(candidate: Candidate, entry: Entry, lookup: Lookup) -> Any | None:
-    """The opened op; None if another candidate must be tried."""
+def _try_open(candidate: Candidate, entry: Entry, lookup: Lookup) -> Any:
+    """The opened op; ``_NOT_OPENED`` if another candidate must be tried."""
     if candidate.way == CACHED:
         lookup.cache.note_use(entry)
     try:
@@ -77,7 +85,7 @@ def _try_open(candidate: Candidate, entry: Entry, lookup: Lookup) -> Any | None:
             _note(candidate._replace(rejection=Rejection(error.message, error.remedy)), lookup)
         elif entry.artifact.exists():  # else another process or host has removed it
             raise
-        return None
+        return _NOT_OPENED
 
 
 def _note(candidate: Candidate, lookup: Lookup) -> None:
@@ -160,8 +168,8 @@ def _unavailable(rejection: Rejection, lookup: Lookup) -> IncompatibleOpError:
 
     plan, cache = lookup.plan, lookup.cache
     tools = " and ".join(lookup.toolset.identities.values()) if lookup.toolset is not None else "a compiler"
-    nearest, differences = nearest_miss(cache.entries(plan.op), lookup.key, lookup.roots, cache.memo)
-    difference = f" The nearest entry differs in: {'; '.join(differences)}." if nearest is not None else ""
+    _, differences = nearest_miss(cache.entries(plan.op), lookup.key, lookup.roots, cache.memo)
+    difference = f" The nearest entry differs in: {'; '.join(differences)}." if differences else ""
     return IncompatibleOpError(
         f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {rejection.reason} It would have compiled "
         f"{', '.join(source.label for source in plan.sources)} with {tools}.{difference}",

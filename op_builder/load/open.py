@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,9 +38,10 @@ NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not
 _lock = threading.Lock()
 _registering = threading.Lock()  # held while a library registers with torch: two of one name end the process
 _opened: dict[str, tuple[Entry, Any]] = {}
-_bound: dict[tuple[str, str], Any] = {}
+_bound: dict[tuple[str, str | type], Any] = {}
 _opening: dict[str, _Opening] = {}
 _half_registered: dict[str, str] = {}
+_registered_files: set[Path] = set()
 _module_names: set[str] = set()
 # The thread that opens an op may wait for an import that the waiting thread is in.
 _LONGEST_WAIT_S = 10.0
@@ -77,7 +79,7 @@ def open_entry(entry: Entry, spec: OpSpec, cache: Cache) -> Any:
         LoadError: the binary cannot be opened, or a name that it defines exists already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
-    key = identity, spec.author
+    key = identity, spec.front_end_owner or spec.author
     if key not in _bound:
         made = spec.front_end(_open_once(identity, entry, spec, cache))
         with _lock:  # another thread may have been faster
@@ -107,15 +109,16 @@ def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
 @contextmanager
 def _one_thread(identity: str) -> Iterator[None]:
     """Wait for another thread that opens the same binary, but not for ever."""
-    with _lock:
-        other = _opening.get(identity)
-        own = _opening[identity] = _Opening() if other is None else other
-    if other is not None and other.thread != threading.get_ident():
-        other.ended.wait(_LONGEST_WAIT_S)
+    own, end = _Opening(), time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        with _lock:
+            first = _opening.setdefault(identity, own)
+        if first is own or first.thread == own.thread or not first.ended.wait(max(0.0, end - time.monotonic())):
+            break
     try:
         yield
     finally:
-        if other is None:
+        if first is own:
             with _lock:
                 _opening.pop(identity, None)
             own.ended.set()
@@ -215,8 +218,10 @@ def _open_torch_library(entry: Entry) -> Any:
     import torch
 
     with _registering:
-        _refuse_existing_names(entry)
-        _dlopen(entry.artifact)
+        if entry.artifact not in _registered_files:  # another thread may have been faster
+            _refuse_existing_names(entry)
+            _dlopen(entry.artifact)
+            _registered_files.add(entry.artifact)
     names = sorted(entry.manifest.namespaces)
     if len(names) == 1:
         return getattr(torch.ops, names[0])

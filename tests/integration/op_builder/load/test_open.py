@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder import Binding
+from op_builder import Binding, env
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import LoadError
+from op_builder.load import open as opened
 from op_builder.load.open import open_entry
+from op_builder.system.outcomes import CheckOutcome, Failed, Rejection
+from tests.support.builds import cached_or_built
 from tests.support.processes import fork, wait_for
 from tests.support.small_ops import SmallBuilder, added, copied, make_small, replace_content
 
@@ -186,3 +191,81 @@ def test_an_op_may_load_another_while_it_is_bound(small: SmallBuilder, tmp_path:
     thread.join(60)
     assert not thread.is_alive(), "the load waits for its own lock"
     assert [added(op) for op in found[0]] == [1.0, 2.0]
+
+
+def test_a_class_that_is_defined_again_gets_its_own_front_end(small: SmallBuilder) -> None:
+    for expected in ("first", None, "third"):  # None is a front end, too
+
+        class Cell(SmallBuilder):
+            def bind(self, opened: Any, made: str | None = expected) -> Any:
+                return opened and made
+
+        with env.scope(ACCEL_JIT="0"):
+            assert Cell(small.directory, small.cache).load() == expected
+
+
+def test_an_authors_check_may_wait_for_a_thread_that_loads_the_same_op(tmp_path: Path) -> None:
+    small = make_small(tmp_path / "op", Cache(tmp_path / "cache"), amount="5.0f")
+    other_loads = threading.Barrier(2)
+
+    class Waits(SmallBuilder):
+        def is_compatible(self, verbose: bool = False) -> bool:
+            other_loads.wait(30)  # as for a module that the other thread imports
+            return super().is_compatible(verbose)
+
+    with ThreadPoolExecutor(2) as threads:
+        load = [threads.submit(Waits(small.directory, Cache(small.cache.root)).load) for _ in range(2)]
+        assert len({id(each.result(60)) for each in load}) == 1
+
+
+def test_when_opening_fails_the_waiting_threads_try_one_after_the_other() -> None:
+    opening: list[int] = []
+    most = 0
+
+    def opens() -> None:
+        nonlocal most
+        with opened._one_thread("an op"):
+            opening.append(1)
+            most = max(most, len(opening))
+            time.sleep(0.05)
+            opening.pop()
+
+    with ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(opens) for _ in range(4)]:
+            each.result(30)
+    assert most == 1
+
+
+def test_a_thread_that_waited_too_long_does_not_refuse_the_library_of_the_first(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = SmallBuilder(tmp_path, cache)
+    monkeypatch.setattr(SmallBuilder, "BINDING", Binding.TORCH)
+    name = f"slow_{uuid.uuid4().hex}"
+    source = '#include <torch/library.h>\nTORCH_LIBRARY(NAME, m) { m.def("twice(Tensor x) -> Tensor"); }\n'
+    (tmp_path / "small.cpp").write_text(source.replace("NAME", name))
+    entry = cached_or_built(builder)
+    dlopen, both = opened._dlopen, threading.Event()
+
+    def slow(path: Path) -> Any:
+        library = dlopen(path)
+        both.wait(2)
+        return library
+
+    monkeypatch.setattr(opened, "_dlopen", slow)
+    monkeypatch.setattr(opened, "_LONGEST_WAIT_S", 0.0)
+    with ThreadPoolExecutor(2) as threads:
+        loads = [threads.submit(open_entry, entry, builder.spec(), cache) for _ in range(2)]
+        assert len({id(each.result(60)) for each in loads}) == 1
+
+
+def test_the_opinion_of_one_author_does_not_hide_that_of_another_op(small: SmallBuilder) -> None:
+    class Never(SmallBuilder):
+        def load_checks(self) -> list[CheckOutcome]:
+            return [Failed("device", Rejection("There is none.", "Buy one."))]
+
+    class Asks(SmallBuilder):
+        def is_compatible(self, verbose: bool = False) -> bool:
+            return Never(self.directory, self.cache).is_compatible(verbose)
+
+    assert Asks(small.directory, small.cache).own_rejection() is not None

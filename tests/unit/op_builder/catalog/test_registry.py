@@ -185,3 +185,23 @@ def test_this_librarys_ops_work_where_the_accelerator_is_deepspeeds() -> None:
     param.grad = torch.ones(3)
     CPUAdam([param], lr=0.5).step()
     torch.testing.assert_close(param.detach(), torch.full((3,), 0.5))
+
+
+def test_a_class_that_extends_an_op_keeps_what_no_method_gives() -> None:
+    cpu, host = importlib.import_module("op_builder.cpu"), importlib.import_module("op_builder.host")
+
+    class OfPython(host.UtilsBuilder):
+        pass
+
+    class Unavailable(cpu.GDSBuilder):
+        pass
+
+    class OfCCL(cpu.CCLCommBuilder):
+        pass
+
+    assert OfPython().is_compatible()
+    assert OfPython().load() is host.UtilsBuilder().load()
+    assert not Unavailable().is_compatible()
+    with pytest.raises(IncompatibleOpError, match="does not have GDSBuilder"):
+        Unavailable().load()
+    assert OfCCL().plan().libraries == cpu.CCLCommBuilder().plan().libraries
