@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -210,6 +209,8 @@ class Relay:
 @contextlib.contextmanager
 def _alone_in_pipe(descriptor: int) -> Iterator[None]:
     """Keep other ranks from writing to a pipe, which may split lines of more than ``PIPE_BUF`` bytes."""
+    import fcntl  # Windows has none
+
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     if is_pipe:
         fcntl.lockf(descriptor, fcntl.LOCK_EX)

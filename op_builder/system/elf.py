@@ -322,7 +322,7 @@ def _needed_isas(file: _File) -> Iterator[int]:
 def newest_versions(versions: Iterable[str]) -> dict[str, str]:
     """The newest version of each family among versions of symbols: ``{"GLIBC": "2.14"}``."""
     newest: dict[str, str] = {}
-    for name in versions:
+    for name in sorted(versions):  # equal builds list them in one order
         if found := re.fullmatch(r"([A-Z]+)_([0-9]{1,9}(?:\.[0-9]{1,9})*)", _NUMBERED.get(name, name)):
             family, version = found.groups()
             newest[family] = max(newest.get(family, "0"), version, key=lambda text: [*map(int, text.split("."))])

@@ -52,7 +52,6 @@ CODES = {
     "from accelerator.abstract_accelerator import DeepSpeedAccelerator\n",
     "builders without torch": "from op_builder.builder import OpBuilder, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder\n"
     "import op_builder.cpu, op_builder.cuda, op_builder.xpu\n"
-    "op_builder.cpu.CPUAdamBuilder()\n"
     "assert 'torch' not in sys.modules and 'rich' not in sys.modules\n"
     "modules |= set(sys.modules)\n",  # subprocess may be imported here, not started
 }
