@@ -81,7 +81,8 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
 
 def predefined_macros(command: tuple[str, ...]) -> str:
     """The macros that a compiler defines, as #define lines; empty where it does not list them."""
-    return run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
+    environment = env.compiler_environment(is_for_target=False)
+    return run([*command, "-dM", "-E", "-x", "c++", os.devnull], environment=environment).output
 
 
 def version_line(answer: str, macros: str) -> str:

@@ -30,13 +30,15 @@ pytestmark = needs_gxx
     ],
 )
 def test_the_users_flags_for_lists_of_headers_hide_no_header(
-    small: SmallBuilder, tmp_path: Path, flags: list[str]
+    small: SmallBuilder, tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "system.h").write_text("")
     (small.directory / "small.cpp").write_text(f"#include <system.h>\n{ENTRY}")
     small.flags += [*flags, "-isystem", str(tmp_path)]
     with env.scope(DEPENDENCIES_OUTPUT="list.d", SUNPRO_DEPENDENCIES="list.d"):
         compile_op(small)
+    assert not (tmp_path / "list.d").exists(), "a compiler that is only asked wrote into the current directory"
     assert lookup(small).find_cached() is not None
     (tmp_path / "system.h").write_text("#define CHANGED 1\n")
     assert lookup(small).find_cached() is None
