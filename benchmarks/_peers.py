@@ -93,16 +93,26 @@ def peer_python(requirement: str, module: str) -> Path:
     """
     if importlib.util.find_spec(module) is not None:
         return Path(sys.executable)
-    directory = peer_directory(requirement)
-    python = directory / "bin" / "python"
-    if not (directory / "ready").exists():
-        _measure.progress_console.print(f"Installing {requirement} into {directory}")
+    return peer_environment(requirement, requirement)
+
+
+def peer_environment(name: str, requirements: str) -> Path:
+    """The interpreter of a virtual environment that sees this one's packages; it is made once.
+
+    Args:
+        name: its directory's name, in the user's cache directory.
+        requirements: arguments of ``pip install``.
+    """
+    directory = peer_directory(name)
+    ready = directory / "ready"
+    if not ready.exists() or ready.read_text() not in ("", requirements):
+        _measure.progress_console.print(f"Installing {requirements} into {directory}")
         make_environment(directory)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
-        subprocess.run(install, check=True)
-        (directory / "ready").touch()
+        pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *requirements.split()], check=True)
+        ready.write_text(requirements)
     see_packages(directory)  # another checkout may have made it
-    return python
+    return directory / "bin" / "python"
 
 
 def peer_directory(requirement: str) -> Path:

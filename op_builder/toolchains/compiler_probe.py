@@ -5,6 +5,7 @@ A module of its own because a warm load has the answers in the memo.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from op_builder.toolchains.flags import contents_of
 
 _SCRIPT_BYTES = 1 << 16
 _MOST_FILES = 100
+_DIGEST_DIGITS = 16
 _ABSOLUTE_PATH = re.compile(r"/[^\s\"'`;|&<>()$]+")
 _EXECUTED = re.compile(r"\bexec\s+([\w.+-]+)")
 # In a shell's text, or by convention in that of any other language.
@@ -76,7 +78,14 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
     line = version_line(version.output.strip() or version.errors.strip(), macros)
     line = " ".join([line, *contents_of(configured)])
-    return {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}, files
+    fact = {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}
+    return {**fact, "digest": digest_of_programs(files)}, files
+
+
+def digest_of_programs(files: Iterable[str]) -> str:
+    """A digest of the contents of those files that can be executed: a compiler may change behind its version."""
+    programs = [name for name in dict.fromkeys(files) if os.access(name, os.X_OK) and os.path.isfile(name)]
+    return hashlib.sha256(" ".join(contents_of(programs)).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
 def predefined_macros(command: tuple[str, ...]) -> str:

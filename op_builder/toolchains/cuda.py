@@ -20,7 +20,7 @@ from op_builder.errors import CUDAMismatchException, MissingCUDAException, Toolc
 from op_builder.system.process import run
 from op_builder.system.records import Memo, Schema, are_texts, is_count, is_text, list_of
 from op_builder.system.torch_install import parse_release, torch_install
-from op_builder.toolchains.compiler_probe import wrapper_facts
+from op_builder.toolchains.compiler_probe import digest_of_programs, wrapper_facts
 
 _are_counts = list_of(is_count)
 _ANSWER: Schema = {
@@ -29,6 +29,7 @@ _ANSWER: Schema = {
     "release": is_text,
     "archs": _are_counts,
     "variables": are_texts,
+    "digest": is_text,
 }
 _USUAL_HOME = Path("/usr/local/cuda")
 _WHEELS = "cccl,crt,cudart,nvcc,nvvm"  # extras of the distribution cuda-toolkit, which torch pins to its version
@@ -45,6 +46,7 @@ class CudaToolkit:
         release: nvcc's own version text, ``V13.0.88``.
         archs: the architectures that it compiles for, as ``(9, 0)``; empty where nvcc does not list them.
         variables: the variables that its wrapper scripts name.
+        digest: of the contents of its programs.
     """
 
     nvcc: str
@@ -53,10 +55,11 @@ class CudaToolkit:
     release: str
     archs: tuple[tuple[int, int], ...] = ()
     variables: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def identity(self) -> str:
-        return f"{os.path.realpath(self.nvcc)} | {self.release}"
+        return " | ".join(filter(None, [os.path.realpath(self.nvcc), self.release, self.digest]))
 
     @property
     def library_dir(self) -> Path:
@@ -140,19 +143,23 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
         named, variables = wrapper_facts([nvcc])
         listed = run([nvcc, "--list-gpu-arch"]).output  # since CUDA 11
+        parts = [os.path.join(home, part) for part in ("nvvm/bin/cicc", "bin/ptxas", "bin/cudafe++")]
+        files = [os.path.realpath(nvcc), real_nvcc, *filter(os.path.isfile, parts), *named]
         fact = {
             "home": home,
             "version": [int(found[1]), int(found[2])],
             "release": found[3],
             "archs": [int(arch) for arch in re.findall(r"^compute_(\d+)$", listed, re.MULTILINE)],  # 90 is 9.0
             "variables": variables,
+            "digest": digest_of_programs(files),
         }
-        return fact, [os.path.realpath(nvcc), real_nvcc, *named]
+        return fact, files
 
     fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute)
     major, minor = fact["version"]
     archs = tuple(divmod(arch, 10) for arch in fact["archs"])
-    return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"], archs, tuple(fact["variables"]))
+    home, variables = Path(fact["home"]), tuple(fact["variables"])
+    return CudaToolkit(nvcc, home, (major, minor), fact["release"], archs, variables, fact["digest"])
 
 
 def _named_nvcc() -> str | None:

@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan, Language
 from op_builder.system.process import run
-from op_builder.system.records import Memo, are_texts, is_text
+from op_builder.system.records import Memo, Schema, are_texts, is_text
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
 # These lack hardware for double precision; torch leaves them out, too.
@@ -36,15 +36,17 @@ class SyclCompiler:
         path: its resolved file.
         version: its line of ``--version``.
         variables: the variables that its wrapper scripts name.
+        digest: of the contents of its programs.
     """
 
     path: str
     version: str
     variables: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def identity(self) -> str:
-        return f"{self.path} | {self.version}"
+        return " | ".join(filter(None, [self.path, self.version, self.digest]))
 
 
 def find_sycl_tools(plan: BuildPlan, memo: Memo) -> tuple[SyclRuntime, SyclCompiler | None]:
@@ -74,17 +76,19 @@ def find_icpx(memo: Memo) -> SyclCompiler:
 
     def compute() -> tuple[dict[str, Any], list[str]]:
         # A warm load has the answer in the memo.
-        from op_builder.toolchains.compiler_probe import predefined_macros, version_line, wrapper_facts
+        from op_builder.toolchains.compiler_probe import digest_of_programs, predefined_macros, version_line, wrapper_facts
 
         answer = run([found, "--version"])
         if not answer.ok or not answer.output.strip():
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
         named, variables = wrapper_facts([found])
         version = version_line(answer.output, predefined_macros((found,)))
-        return {"version": version, "variables": variables}, [path, *named]
+        files = [path, *named]
+        return {"version": version, "variables": variables, "digest": digest_of_programs(files)}, files
 
-    fact = memo.get(f"icpx {path}", {"version": is_text, "variables": are_texts}, compute)
-    return SyclCompiler(path, fact["version"], tuple(fact["variables"]))
+    schema: Schema = {"version": is_text, "variables": are_texts, "digest": is_text}
+    fact = memo.get(f"icpx {path}", schema, compute)
+    return SyclCompiler(path, fact["version"], tuple(fact["variables"]), fact["digest"])
 
 
 def target_devices() -> tuple[str, ...]:

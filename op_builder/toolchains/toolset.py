@@ -1,7 +1,7 @@
 """The tools that build a plan, identified without running them in a warm load.
 
-The identity of a compiler is its path, version and target. Finding them costs a subprocess, so a memo keeps them as
-long as the compiler's files are unchanged: the driver and the compiler that it starts (``cc1plus``, ``clang``), so that
+The identity of a compiler is its path, version and target, and a digest of its programs. Finding them costs a
+subprocess, so a memo keeps them as long as the compiler's files are unchanged: the driver and the compiler that it starts (``cc1plus``, ``clang``), so that
 an upgrade behind a wrapper script counts, too.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from op_builder.toolchains.sycl_ahead import SyclCompiler
     from op_builder.toolchains.sycl_runtime import SyclRuntime
 
-_ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag, "variables": are_texts}
+_ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag, "variables": are_texts, "digest": is_text}
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 _ZIG = "zig"
 _SCRIPT = "accel-c++"
@@ -39,6 +39,7 @@ class Compiler(NamedTuple):
         target: the machine it compiles for, as ``x86_64-linux-gnu``.
         is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
         variables: the variables that its wrapper scripts name.
+        digest: of the contents of its programs.
     """
 
     command: tuple[str, ...]
@@ -47,6 +48,7 @@ class Compiler(NamedTuple):
     target: str
     is_gcc: bool
     variables: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def is_zig(self) -> bool:
@@ -55,8 +57,8 @@ class Compiler(NamedTuple):
 
     @property
     def identity_without_flags(self) -> str:
-        """Path, version and target."""
-        return " | ".join([self.path, self.version, self.target])
+        """Path, version, target and digest."""
+        return " | ".join(filter(None, [self.path, self.version, self.target, self.digest]))
 
     @property
     def identity(self) -> str:
@@ -160,7 +162,8 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
         return ask_compiler(command, programs)
 
     fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, compute)
-    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], tuple(fact["variables"]))
+    variables = tuple(fact["variables"])
+    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"])
 
 
 class Toolset(NamedTuple):

@@ -1,0 +1,1 @@
+"""What JIT builders survive: the same trouble for each, and what was seen afterwards."""

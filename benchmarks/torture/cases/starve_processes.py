@@ -1,0 +1,16 @@
+"""the container allows few processes (pids.max); later it allows more"""
+
+from benchmarks.torture import filesystems
+from benchmarks.torture.bench import Bench, Outcome, worst
+
+
+def run(bench: Bench) -> Outcome:
+    bench.require_native()
+    outcomes = []
+    for limit in (4, 8) if bench.is_quick else (2, 3, 4, 5, 6, 8, 12):
+        bench.clear_cache()
+        with filesystems.control_group("pids", "pids.max", limit, bench.root) as group:
+            run = bench.load(group=group, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+        outcomes.append(bench.judge(run, 1, clear=("process", "thread", "fork", "resource temporarily")))
+        outcomes.append(bench.judge(bench.load(), 1))
+    return worst(outcomes)

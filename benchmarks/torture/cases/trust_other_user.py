@@ -1,0 +1,21 @@
+"""another user owns the binary in the cache, and has changed it"""
+
+import os
+
+from benchmarks.torture.bench import UNSAFE, Bench, NotApplicable, Outcome
+
+SOMEBODY = 12345
+
+
+def run(bench: Bench) -> Outcome:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs root, to make a file of another user")
+    bench.prepare()
+    for binary in bench.binaries():
+        os.chown(binary, SOMEBODY, SOMEBODY)
+        os.chown(binary.parent, SOMEBODY, SOMEBODY)
+    run = bench.load()
+    outcome = bench.judge(run, 1, clear=("owner", "user", "trust", "permission"))
+    if outcome.word == "right" and not run.compilers:
+        return Outcome(UNSAFE, "it opened the other user's file without a word")
+    return outcome

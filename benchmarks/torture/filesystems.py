@@ -1,0 +1,127 @@
+"""File systems and limits that the cases need. They need root and FUSE; else the case is not applicable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.torture.bench import HERE, NotApplicable
+
+SLOW_FILESYSTEM = HERE.parents[1] / "tests" / "support" / "slow_filesystem.py"
+
+
+@contextlib.contextmanager
+def served(command: list[object], mount: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a FUSE server until its mount is there, and unmount at the end."""
+    mount.mkdir()
+    with mount.with_name(f"{mount.name}.log").open("wb") as log:
+        server = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
+    deadline = time.monotonic() + 10
+    while not os.path.ismount(mount):
+        if server.poll() is not None or time.monotonic() > deadline:
+            server.kill()
+            raise NotApplicable("FUSE does not mount here")
+        time.sleep(0.01)
+    try:
+        yield server
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=False)
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+@contextlib.contextmanager
+def two_hosts(backing: Path) -> Iterator[tuple[Path, Path]]:
+    """Two mounts of a directory, as two hosts see it on NFS without locks between hosts: each has caches of its own."""
+    mounts = [backing.with_name(name) for name in ("host1", "host2")]
+    with contextlib.ExitStack() as stack:
+        for mount in mounts:
+            stack.enter_context(served([sys.executable, SLOW_FILESYSTEM, backing, mount, "local"], mount))
+        yield mounts[0], mounts[1]
+
+
+@contextlib.contextmanager
+def loses_unsynced(cache: Path) -> Iterator[Callable[[], None]]:
+    """The cache on a file system that loses power when the yielded function is called."""
+    backing = cache.rename(cache.with_name("backing"))
+    with served([sys.executable, HERE / "unsynced_filesystem.py", backing, cache], cache) as server:
+
+        def lose_power() -> None:
+            os.kill(server.pid, 10)  # SIGUSR1
+            os.listdir(cache)  # the server's loop wakes up
+            deadline = time.monotonic() + 10
+            while not backing.with_name("power_lost").exists():
+                if time.monotonic() > deadline:
+                    raise NotApplicable("the file system did not lose power")
+                with contextlib.suppress(OSError):
+                    os.listdir(cache)
+                time.sleep(0.05)
+
+        yield lose_power
+
+
+def mount(*words: object) -> None:
+    """Run mount; raise :class:`NotApplicable` if it is not allowed."""
+    done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NotApplicable(f"mount: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def small_disk(cache: Path, size_bytes: int) -> Iterator[Callable[[], None]]:
+    """The cache on an empty disk of this size; the yielded function makes it large enough."""
+    mount("-t", "tmpfs", "-o", f"mode=700,size={size_bytes}", "tmpfs", cache)
+    try:
+        yield lambda: mount("-o", "remount,size=1G", cache)
+    finally:
+        subprocess.run(["umount", "--lazy", cache], check=False)
+
+
+@contextlib.contextmanager
+def read_only(cache: Path) -> Iterator[None]:
+    """The cache's directory mounted read-only."""
+    mount("--bind", cache, cache)
+    try:
+        mount("-o", "remount,bind,ro", cache)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", cache], check=False)
+
+
+@contextlib.contextmanager
+def control_group(controller: str, file: str, value: int, root: Path) -> Iterator[Path]:
+    """A control group with one limit: its file ``cgroup.procs``, into which a process writes 0 to enter it."""
+    with contextlib.ExitStack() as stack:
+        top = Path("/sys/fs/cgroup") / controller
+        if not (top / "cgroup.procs").exists() and not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+            top = root / f"cgroup-{controller}"
+            top.mkdir(exist_ok=True)
+            mount("-t", "cgroup", "-o", controller, "none", top)
+            stack.callback(subprocess.run, ["umount", "--lazy", top], check=False)
+        elif not (top / "cgroup.procs").exists():
+            top = Path("/sys/fs/cgroup")
+        group = top / f"torture-{os.getpid()}"
+        try:
+            group.mkdir(exist_ok=True)
+            (group / file).write_text(str(value))
+        except OSError as error:
+            raise NotApplicable(f"no control group for {controller}: {error}") from None
+        stack.callback(remove_group, group)
+        yield group / "cgroup.procs"
+
+
+def remove_group(group: Path) -> None:
+    """Remove a control group once its processes have ended."""
+    for _ in range(50):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)

@@ -1,0 +1,16 @@
+"""The function of ``op_numba.py``."""
+
+import importlib
+import sys
+
+from _main import main
+
+
+def load_op(sources, flags):  # noqa: ARG001
+    sys.path.insert(0, str(sources))
+    for name in ("values", "op_numba"):
+        sys.modules.pop(name, None)
+    return importlib.import_module("op_numba").value
+
+
+main(load_op)
