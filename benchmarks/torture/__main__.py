@@ -10,22 +10,25 @@ or FUSE. A complete run takes more than an hour.
 from __future__ import annotations
 
 import argparse
-import collections
 import importlib
+import itertools
 import json
+import os
 import pkgutil
 import platform
 import shutil
 import tempfile
+import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks import _measure
 from benchmarks.torture import cases
 from benchmarks.torture.bench import BAD, NONE, Bench, NotApplicable, Outcome, show_progress
-from benchmarks.torture.contenders import Contender, named
+from benchmarks.torture.contenders import CONTENDERS, Contender, named
 
 RESULTS = _measure.ROOT / "benchmarks" / "results"
 GROUPS = {
@@ -72,22 +75,45 @@ def observe(contender: Contender, case: str, is_quick: bool) -> Outcome:
     return outcome
 
 
-def markdown(observed: dict[str, dict[str, Outcome]], contenders: list[Contender]) -> str:
+class Record:
+    """What was observed so far, in a file that is complete after each case, so that a run may be interrupted.
+
+    Outcomes of earlier runs stay in it until the same case is observed with the same contender again.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self._lock = path, threading.Lock()
+        empty: dict[str, Any] = {"machine": "", "versions": {}, "outcomes": {}}
+        self.data = json.loads(path.read_text()) if path is not None and path.exists() else empty
+
+    def add(self, contender: Contender, version: str, case: str, outcome: Outcome) -> None:
+        """Add an outcome and write the file."""
+        with self._lock:
+            self.data["machine"] = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+            self.data["versions"][contender.name] = version
+            self.data["outcomes"].setdefault(case, {})[contender.name] = [outcome.word, outcome.detail]
+            if self.path is not None:
+                staged = self.path.with_suffix(".staged")
+                staged.write_text(json.dumps(self.data, indent=1) + "\n")
+                staged.replace(self.path)
+
+
+def markdown(record: dict[str, Any]) -> str:
     """The table, a section for each group of cases."""
-    lines = ["| contender | " + " | ".join(one.name for one in contenders) + " |", "|---" * (len(contenders) + 1) + "|"]
-    lines.append("| version | " + " | ".join(one.version() for one in contenders) + " |")
+    versions, outcomes = record["versions"], record["outcomes"]
+    who = [one.name for one in CONTENDERS if one.name in versions]
+    lines = [f"| | {' | '.join(who)} |", "|---" * (len(who) + 1) + "|"]
+    lines.append(f"| version | {' | '.join(versions[name] for name in who)} |")
     for group, heading in GROUPS.items():
-        names = [name for name in observed if name.startswith(f"{group}_")]
-        if not names:
-            continue
-        lines.append(f"| **{heading}** |" + " |" * len(contenders))
-        for name in names:
-            words = [observed[name][one.name].word for one in contenders]
-            cells = [f"**{word}**" if word in BAD else word for word in words]
-            lines.append(f"| {title(name)} | " + " | ".join(cells) + " |")
-    counts = {one.name: collections.Counter(observed[name][one.name].word for name in observed) for one in contenders}
-    for words, text in ((BAD, "**hang, stale, torn, crash, unsafe**"), (("right",), "right")):
-        lines.append(f"| {text} | " + " | ".join(str(sum(counts[one.name][word] for word in words)) for one in contenders) + " |")
+        cases_of_group = [case for case in case_names([]) if case.startswith(f"{group}_") and case in outcomes]
+        if cases_of_group:
+            lines.append(f"| **{heading}** |" + " |" * len(who))
+        for case in cases_of_group:
+            words = [outcomes[case].get(name, [""])[0] for name in who]
+            lines.append(f"| {title(case)} | {' | '.join(f'**{word}**' if word in BAD else word for word in words)} |")
+    for text, counted in (("right", ("right",)), (", ".join(BAD).lower(), BAD)):
+        numbers = [sum(row.get(name, [""])[0] in counted for row in outcomes.values()) for name in who]
+        lines.append(f"| **cases: {text}** | {' | '.join(map(str, numbers))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -96,38 +122,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--contenders", nargs="+", default=[], metavar="NAME", help="only those whose names contain this")
+    parser.add_argument(
+        "--contenders", nargs="+", default=[], metavar="NAME", help="only those whose names contain this"
+    )
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only those whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="fewer points and ranks in a case")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write outcomes, details and versions")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/torture.json and torture.md")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes, details and versions in this file")
+    parser.add_argument(
+        "--write", action="store_true", help="keep them in benchmarks/results/torture.json, and write torture.md"
+    )
     arguments = parser.parse_args()
     contenders, names = named(arguments.contenders), case_names(arguments.cases)
-    for one in contenders:
-        one.python()
-    started = time.monotonic()
-    pairs = [(one, name) for name in names for one in contenders]
+    versions = {one.name: one.version() for one in contenders}
+    record = Record(RESULTS / "torture.json" if arguments.write else arguments.json)
+
+    def observe_pair(pair: tuple[str, Contender]) -> None:
+        case, one = pair
+        record.add(one, versions[one.name], case, observe(one, case, arguments.quick))
+
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        outcomes = list(pool.map(lambda pair: observe(*pair, arguments.quick), pairs))
-    observed: dict[str, dict[str, Outcome]] = {name: {} for name in names}
-    for (one, name), outcome in zip(pairs, outcomes, strict=True):
-        observed[name][one.name] = outcome
-    table = markdown(observed, contenders)
+        for _ in pool.map(observe_pair, itertools.product(names, contenders)):
+            pass
+    table = markdown(record.data)
     print(table)
-    record = {
-        "machine": f"{platform.platform()}, Python {platform.python_version()}",
-        "seconds": round(time.monotonic() - started),
-        "versions": {one.name: one.version() for one in contenders},
-        "cases": {name: title(name) for name in names},
-        "outcomes": {
-            name: {who: [one.word, one.detail] for who, one in row.items()} for name, row in observed.items()
-        },
-    }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     if arguments.write:
-        (RESULTS / "torture.json").write_text(json.dumps(record, indent=1) + "\n")
         (RESULTS / "torture.md").write_text(table)
 
 

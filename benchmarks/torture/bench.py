@@ -65,7 +65,9 @@ class Run:
 class Running:
     """A program that runs in a session of its own, with all that it starts."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path, cwd: Path, group: Path | None) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: Path, cwd: Path, group: Path | None
+    ) -> None:
         self._output = log.with_name(f"output-{time.monotonic_ns()}")
         self._log, self._log_start = log, log.stat().st_size
         self._started = time.monotonic()
@@ -148,6 +150,7 @@ class Bench:
             **clean_environment(),
             "PATH": f"{self.path}:{os.environ['PATH']}",
             "HOME": str(root / "home"),
+            "PYTHONDONTWRITEBYTECODE": "1",  # .pyc files, which go by time and size, are not what is tried
             contender.cache_variable: str(self.cache),
             **{name: text.format(root=root) for name, text in contender.settings},
         }
@@ -162,10 +165,9 @@ class Bench:
     def write(self, value: int, extra: str = "") -> None:
         """Make the op return ``value``: edit the header, as a user would, with a later time."""
         (self.sources / "value.h").write_text(f"#define VALUE {value}\n{extra}")
-        (self.sources / "values.py").write_text(
-            f"VALUE = {value}\n\ntry:\n    import triton\n\n    @triton.jit\n    def constant():\n        return {value}\n"
-            "except ImportError:\n    pass\n"
-        )
+        for_triton = f"try:\n    import triton\n\n    @triton.jit\n    def constant():\n        return {value}\n"
+        text = f"VALUE = {value}\n\n{for_triton}except ImportError:\n    pass\n"
+        (self.sources / "values.py").write_text(text)
 
     @property
     def header(self) -> Path:

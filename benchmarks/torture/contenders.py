@@ -63,13 +63,9 @@ class Contender:
         return subprocess.check_output([self.python(), "-c", code], text=True).strip()
 
 
-FLASHINFER = (
-    "--no-deps flashinfer-python==0.7.2.post1 requests urllib3 certifi charset-normalizer idna nvidia-ml-py tabulate einops click"
-)
-SGLANG = (
-    "--no-deps sglang==0.5.23 triton==3.9.0 orjson pybase64 requests urllib3 certifi charset-normalizer idna starlette msgspec"
-    " pyzmq ipython traitlets"
-)
+COMMON = "requests urllib3 certifi charset-normalizer idna"
+FLASHINFER = f"--no-deps flashinfer-python==0.7.2.post1 nvidia-ml-py tabulate einops click {COMMON}"
+SGLANG = f"--no-deps sglang==0.5.23 triton==3.9.0 orjson pybase64 starlette msgspec pyzmq ipython traitlets {COMMON}"
 OURS = {"distribution": "accel-ops", "cache_variable": "ACCEL_CACHE_DIR", "is_ours": True}
 CONTENDERS = (
     Contender("accel-ops load()", "accel_builder.py", **OURS),
@@ -77,7 +73,11 @@ CONTENDERS = (
     Contender("accel-ops run", "torch_cpp_extension.py", is_run_by_accel_ops=True, **OURS),
     Contender("torch 2.13 cpp_extension", "torch_cpp_extension.py", "torch", "TORCH_EXTENSIONS_DIR"),
     Contender(
-        "torch 2.15 cpp_extension", "torch_cpp_extension.py", "torch", "TORCH_EXTENSIONS_DIR", "torch==2.15.0 ninja setuptools"
+        "torch 2.15 cpp_extension",
+        "torch_cpp_extension.py",
+        "torch",
+        "TORCH_EXTENSIONS_DIR",
+        "torch==2.15.0 ninja setuptools",
     ),
     Contender("DeepSpeed", "deepspeed_builder.py", "deepspeed", "TORCH_EXTENSIONS_DIR", "deepspeed==0.19.8"),
     Contender("tvm-ffi", "tvm_ffi_load.py", "apache-tvm-ffi", "TVM_FFI_CACHE_DIR"),
@@ -95,9 +95,7 @@ CONTENDERS = (
         ),
     ),
     Contender("SGLang load_jit", "sglang_jit.py", "sglang", "SGLANG_JIT_CACHE_DIR", SGLANG),
-    Contender(
-        "Inductor C++", "inductor_function.py", "torch", "TORCHINDUCTOR_CACHE_DIR", is_native=False
-    ),
+    Contender("Inductor C++", "inductor_function.py", "torch", "TORCHINDUCTOR_CACHE_DIR", is_native=False),
     Contender("Triton", "triton_function.py", "triton", "TRITON_CACHE_DIR", "triton==3.9.0", is_native=False),
     Contender("Numba", "numba_function.py", "numba", "NUMBA_CACHE_DIR", "numba==0.68.1", is_native=False),
 )
@@ -107,7 +105,9 @@ def named(names: list[str]) -> list[Contender]:
     """The contenders whose names contain one of ``names``; all for an empty list."""
     found = [one for one in CONTENDERS if not names or any(name.lower() in one.name.lower() for name in names)]
     if not found:
-        raise SystemExit(f"No contender is named {' or '.join(names)}. Choose from: {', '.join(c.name for c in CONTENDERS)}.")
+        raise SystemExit(
+            f"No contender is named {' or '.join(names)}. Choose from: {', '.join(c.name for c in CONTENDERS)}."
+        )
     return found
 
 
@@ -121,7 +121,10 @@ def switchable_torch(root: Path) -> Iterator[tuple[Path, Callable[[str], None]]]
     directory = root / "environment"
     python = _peers.make_environment(directory)
     packages = next(directory.glob("lib/python*/site-packages"))
-    places = {"old": sysconfig.get_path("purelib"), "new": str(next(newer.parents[1].glob("lib/python*/site-packages")))}
+    places = {
+        "old": sysconfig.get_path("purelib"),
+        "new": str(next(newer.parents[1].glob("lib/python*/site-packages"))),
+    }
     installed = root / "installed"
     # Its own link comes first, then this environment's packages.
     (packages / "installed.pth").write_text(f"{installed}\n")

@@ -1,7 +1,7 @@
 """A file system that can lose power: a FUSE mount over a directory. Run as a program it serves one mount.
 
-What was written to a file since its last ``fsync`` is gone when power is lost: the file is then empty. Names remain. That
-is what ext4 and XFS may leave of files that were made and renamed just before.
+What was written to a file since its last ``fsync`` is gone when power is lost: the file is then empty. Names remain.
+That is what ext4 and XFS may leave of files that were made and renamed just before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class UnsyncedDirectory(mfusepy.Operations):
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)
-        found = {name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_ino")}
+        found = {
+            name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_ino")
+        }
         return {**found, **{f"st_{name}time": getattr(status, f"st_{name}time_ns") for name in "amc"}}
 
     def readdir(self, path: str, fh: int) -> list[str]:  # noqa: ARG002

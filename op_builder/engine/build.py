@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
+from op_builder.cache.compare import nearest_miss
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
 from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, recipe_parts, saved_since
@@ -109,6 +110,7 @@ class _Build:
         A file saved during the build may have been read before or after, so its time is checked, and the build
         repeated; the second time, unchanged contents are proof, regardless of file times.
         """
+        self._log_reasons(key)
         before: BuildKey | None = None
         for attempt in range(_ATTEMPTS):
             started_ns = time.time_ns()
@@ -139,6 +141,14 @@ class _Build:
             f"The sources of '{self.plan.op}' changed during each of {_ATTEMPTS} builds.",
             "Load it again when its sources are no longer being written.",
         )
+
+    def _log_reasons(self, key: PlanKey) -> None:
+        """Log how the nearest build in the cache differs."""
+        if logger.isEnabledFor(logging.INFO):
+            entries = self.cache.entries(self.plan.op)
+            reasons = nearest_miss(entries, key, Roots.of(self.plan), self.cache.memo)[1]
+            if reasons:
+                logger.info("The cached '%s' is not used: %s.", self.plan.op, "; ".join(reasons))
 
     def _compile(self, staging: Path, restored: Container[str]) -> BuildCommands:
         """Run the commands, except for the objects in ``restored``; returns all of them."""

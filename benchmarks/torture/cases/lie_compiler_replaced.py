@@ -1,4 +1,4 @@
-"""the compiler is replaced in place"""
+"""the compiler is replaced in place by one with the same version text"""
 
 from benchmarks.torture.bench import Bench, Outcome
 from benchmarks.torture.cases.lie_flags import HEADER

@@ -1,4 +1,4 @@
-"""the source is edited and loaded again in one process"""
+"""a header is edited, and the op loaded again in the same process"""
 
 from benchmarks.torture.bench import Bench, Outcome
 

@@ -8,4 +8,6 @@ def run(bench: Bench) -> Outcome:
     bench.require_native()
     with filesystems.control_group("memory", "memory.limit_in_bytes", 8 << 20, bench.root) as group:
         first = bench.load(TORTURE_COMPILER_GROUP=str(group))
-    return worst([bench.judge(first, 1, clear=("memory", "signal 9", "sigkill", "killed")), bench.judge(bench.load(), 1)])
+    return worst(
+        [bench.judge(first, 1, clear=("memory", "signal 9", "sigkill", "killed")), bench.judge(bench.load(), 1)]
+    )

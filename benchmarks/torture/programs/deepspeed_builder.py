@@ -27,7 +27,7 @@ class TortureBuilder(CPUOpBuilder):
     def extra_ldflags(self):
         return []
 
-    def is_compatible(self, verbose=False):
+    def is_compatible(self, verbose=False):  # noqa: ARG002
         return True
 
 

@@ -6,9 +6,7 @@ from flashinfer.jit.core import gen_jit_spec
 
 def load_op(sources, flags):
     includes = [str(sources / "first"), str(sources)]
-    spec = gen_jit_spec(
-        "torture", [str(sources / "op_tvm_ffi.cpp")], extra_cflags=flags, extra_include_paths=includes
-    )
+    spec = gen_jit_spec("torture", [str(sources / "op_tvm_ffi.cpp")], extra_cflags=flags, extra_include_paths=includes)
     return spec.build_and_load().value
 
 

@@ -237,6 +237,27 @@ def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text:
 
 
 @needs_gxx
+def test_a_compiler_replaced_in_place_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    gxx = require_program("g++")
+    compiler = program(tmp_path / "bin" / "g++", f'exec {gxx} "$@" -DVAL=1')
+    digests = []
+    for value in ("1", "22"):  # the same version, path and target
+        program(compiler, f'exec {gxx} "$@" -DVAL={value}')
+        with env.scope(CXX=str(compiler)):
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
+def test_a_build_logs_what_changed(small: SmallBuilder, caplog: pytest.LogCaptureFixture) -> None:
+    compile_op(small)
+    small.flags.append("-DCHANGED")
+    with caplog.at_level("INFO", logger="op_builder"):
+        compile_op(small)
+    assert any("-DCHANGED" in record.message for record in caplog.records)
+
+
+@needs_gxx
 def test_what_cannot_change_the_binary_is_a_hit(builder: ChangedBuilder, place: Path) -> None:
     for name in ("op/include/unread.h", "op/first/unread.h", "empty/unread.h"):
         (place / "tree" / name).write_text("#define UNREAD 2\n")
