@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only those whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="fewer points and ranks in a case")
+    parser.add_argument("--missing", action="store_true", help="only what the file has no outcome of")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes, details and versions in this file")
     parser.add_argument(
         "--write", action="store_true", help="keep them in benchmarks/results/torture.json, and write torture.md"
@@ -141,8 +142,13 @@ def main() -> None:
         case, one = pair
         record.add(one, versions[one.name], case, observe(one, case, arguments.quick))
 
+    pairs = [
+        (case, one)
+        for case, one in itertools.product(names, contenders)
+        if not (arguments.missing and one.name in record.data["outcomes"].get(case, {}))
+    ]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for _ in pool.map(observe_pair, itertools.product(names, contenders)):
+        for _ in pool.map(observe_pair, pairs):
             pass
     table = markdown(record.data)
     print(table)

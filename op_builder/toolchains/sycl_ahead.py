@@ -76,7 +76,12 @@ def find_icpx(memo: Memo) -> SyclCompiler:
 
     def compute() -> tuple[dict[str, Any], list[str]]:
         # A warm load has the answer in the memo.
-        from op_builder.toolchains.compiler_probe import digest_of_programs, predefined_macros, version_line, wrapper_facts
+        from op_builder.toolchains.compiler_probe import (
+            digest_of_programs,
+            predefined_macros,
+            version_line,
+            wrapper_facts,
+        )
 
         answer = run([found, "--version"])
         if not answer.ok or not answer.output.strip():
