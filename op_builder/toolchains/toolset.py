@@ -1,8 +1,8 @@
 """The tools that build a plan, identified without running them in a warm load.
 
 The identity of a compiler is its path, version and target, and a digest of its programs. Finding them costs a
-subprocess, so a memo keeps them as long as the compiler's files are unchanged: the driver and the compiler that it starts (``cc1plus``, ``clang``), so that
-an upgrade behind a wrapper script counts, too.
+subprocess, so a memo keeps them as long as the compiler's files are unchanged: the driver and the compiler that it
+starts (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script counts, too.
 """
 
 import itertools
