@@ -128,6 +128,11 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
                 # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
                 defines = (*defines, "-DBF16_AVAILABLE")
                 nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
+    libraries = recipe.libraries
+    if recipe.binding is Binding.TVM_FFI:
+        from op_builder.toolchains.tvm_ffi import tvm_ffi_library
+
+        libraries = (*libraries, tvm_ffi_library())
     # Like the compilers, ignore a directory that does not exist; the report mentions it.
     places = (place for name in recipe.include_dirs for place in paths.places(name, recipe.owner))
     plan = BuildPlan(
@@ -140,7 +145,7 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
         nvcc_flags=nvcc_flags,
         link_flags=recipe.link_flags,
         cuda_archs=recipe.cuda_archs if recipe.uses_cuda else (),
-        libraries=(*recipe.libraries, *_binding_libraries(recipe.binding)),
+        libraries=libraries,
         target=facts.target,
     )
     if not recipe.sycl_toolchain:
@@ -254,14 +259,6 @@ def _defines(module_name: str, binding: Binding) -> tuple[str, ...]:
     if not binding.uses_torch:
         return ()
     return f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H"
-
-
-def _binding_libraries(binding: Binding) -> tuple[ForeignLibrary, ...]:
-    if binding is not Binding.TVM_FFI:
-        return ()
-    from op_builder.toolchains.tvm_ffi import tvm_ffi_library
-
-    return (tvm_ffi_library(),)
 
 
 def text_list(items: object, where: str) -> list[str]:

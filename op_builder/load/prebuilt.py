@@ -34,9 +34,8 @@ from op_builder.system.records import (
     is_sha256,
     is_text,
     is_version,
-    list_of,
     mapping_of,
-    members,
+    objects_of,
     read_text,
 )
 
@@ -61,8 +60,8 @@ _BUILT: Schema = {
 }
 _INDEX: Schema = {
     **dict.fromkeys(("distribution", "built_by", "accelerator", "tag"), is_text),
-    "ops": list_of(members(_BUILT)),
-    "left_out": list_of(members({"op": is_text, "reason": is_text})),
+    "ops": objects_of(_BUILT),
+    "left_out": objects_of({"op": is_text, "reason": is_text}),
 }
 _OUR_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("c++ flags", "nvcc flags")

@@ -213,4 +213,4 @@ def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monk
     assert wheel["reason"].startswith("wheel.json cannot be read: ")
     text = io.StringIO()
     print_report(data, Console(file=text, width=200))
-    assert f"some_package  {wheel['problem']}" in re.sub(" {2,}", "  ", text.getvalue())
+    assert f"some_package  {wheel['reason']}" in re.sub(" {2,}", "  ", text.getvalue())
