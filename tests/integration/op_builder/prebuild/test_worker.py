@@ -144,9 +144,9 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     tree = Tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ACME_ADD)}")
     worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck"
+    assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck."
     output = capfd.readouterr().err
-    assert "op_builder: left out acme_moon: It needs the moon.\n" in output
+    assert "op_builder: left out acme_moon: It needs the moon. " in output
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
 
 
