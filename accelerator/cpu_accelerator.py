@@ -42,7 +42,6 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
 
     @cached_property
     def _host(self) -> HostResources:
-        # Not at the top: its imports take as long as this module, and loading an op does not need them.
         from accelerator.host import HostResources
 
         return HostResources(self._files)

@@ -128,7 +128,7 @@ class Bench:
 
     def sequential(self, direction: str) -> None:
         """Measure the whole file, each contender at its best setting; fio also with libaio, for its CPU time."""
-        engines = [name for name, refusal in self.module.engine_refusals().items() if refusal is None]
+        engines = [name for name, refusal in self.module.engine_reasons().items() if refusal is None]
         best = self._best({setting: self.ours(direction, setting) for setting in settings(*engines)})
         contenders = {OURS: (best, self.ours(direction, best))}
         contenders[f"{OURS}, pageable"] = (best, self.ours(direction, best, pinned=False))
@@ -147,7 +147,7 @@ class Bench:
 
     def small_blocks(self) -> None:
         """Measure reading in blocks of 4 KiB, if io_uring works here."""
-        if self.module.engine_refusals()["io_uring"]:
+        if self.module.engine_reasons()["io_uring"]:
             return
         setting = Setting("io_uring", SMALL_BLOCK, SMALL_DEPTH)
         contenders = {OURS: (setting, self.ours("read", setting))}

@@ -26,7 +26,7 @@ from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.errors import AccelError
 from op_builder.paths import PREBUILT_DIRECTORY
-from op_builder.prebuild.batch import Outcome, Report, build_all
+from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
 from op_builder.system.interpreter import isolated_command
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
             builders,
             required=required,
             force=options.force,
-            report=report,
+            progress=report,
             with_kernels=True,
             namespace=options.namespace,
         )
@@ -170,7 +170,7 @@ def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
 
 
 @contextmanager
-def _display(ops: list[str]) -> Iterator[Report]:
+def _display(ops: list[str]) -> Iterator[OpProgress]:
     """A progress bar per op on a terminal; one line per step elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -202,7 +202,7 @@ def _display(ops: list[str]) -> Iterator[Report]:
         yield report
 
 
-def _print_summary(outcomes: list[Outcome]) -> None:
+def _print_summary(outcomes: list[OpResult]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

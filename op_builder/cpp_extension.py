@@ -26,6 +26,7 @@ from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts, require_binding
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
 from op_builder.load.load import load_entry
+from op_builder.load.resolve import WITHOUT_PREBUILT
 from op_builder.plan import Binding
 from op_builder.recipe import CUDA_SUFFIX, SUFFIXES, check_op_name, text_list
 from op_builder.toolchains.cuda import find_cuda
@@ -206,7 +207,8 @@ def _load(
         builder.flags["link"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
     directory = None if build_directory is None else _made_directory(function, build_directory)
     steps = log_steps(builder.name, verbose)
-    entry, loaded = load_entry(builder.spec(), builder.cache, steps, with_prebuilt=False)
+    entry, loaded = load_entry(builder.spec(), builder.cache, steps, WITHOUT_PREBUILT)
+    assert entry is not None  # it is compiled
     if directory is not None:
         name = entry.artifact.name
         # Replaced atomically: another process may have the older file open.

@@ -7,10 +7,6 @@ derives from it.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 
 class AccelError(Exception):
     """Base class of all exceptions of ``accelerator`` and ``op_builder``.

@@ -38,12 +38,7 @@ def native_root() -> Path:
 
 
 def resolve(name: str | Path, owner: type | None = None) -> Path:
-    """The first result of :func:`resolve_all`."""
-    return resolve_all(name, owner)[0]
-
-
-def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
-    """All existing paths of a source file or include directory that a builder names, as absolute paths.
+    """The absolute path of a source file that a builder names: the first of :func:`places` that exists.
 
     The search starts in the directory of the owner's module and continues in its parent packages, up to the directory
     that contains the outermost one. The base classes of the owner follow, so that a builder finds the files of another
@@ -54,12 +49,12 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
         owner: the class that names it.
 
     Raises:
-        SourceNotFoundError: no such path exists; the message lists them.
+        SourceNotFoundError: no such path exists; the message lists those that were tried.
     """
     candidates = places(name, owner)
-    found = [Path(candidate) for candidate in candidates if os.path.exists(candidate)]
-    if found:
-        return found
+    found = next(filter(os.path.exists, candidates), None)
+    if found is not None:
+        return Path(found)
     listed = "\n".join(f"    {candidate}" for candidate in candidates)
     named_by = owner.__qualname__ if owner is not None else "the plan"
     raise SourceNotFoundError(
@@ -77,7 +72,7 @@ def archive_remedy(candidates: Iterable[str]) -> str:
 
 
 def places(name: str | Path, owner: type | None = None) -> list[str]:
-    """The absolute paths that :func:`resolve_all` tries, in order."""
+    """The absolute paths that a name may mean, in order."""
     # os.path.join() returns an absolute name unchanged.
     return list(dict.fromkeys(os.path.join(base, name) for base in _bases(owner)))
 

@@ -64,7 +64,6 @@ class Recipe(NamedTuple):
         include_dirs: named like sources.
         cxx_flags, nvcc_flags, link_flags: added after the common ones; ``link_flags`` end with the libraries.
         cuda_archs: target CUDA architectures; empty without CUDA sources, or for nvcc's default.
-        has_bf16: whether they all support bfloat16.
         kernels: files with SYCL kernels, named like sources.
         kernel_flags: flags for the compiler of ``kernels``.
         sycl_toolchain: which one compiles the op; empty without SYCL.
@@ -83,7 +82,6 @@ class Recipe(NamedTuple):
     nvcc_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     cuda_archs: tuple[str, ...] = ()
-    has_bf16: bool = False
     kernels: tuple[str, ...] = ()
     kernel_flags: tuple[str, ...] = ()
     sycl_toolchain: str = ""
@@ -123,10 +121,18 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
     if recipe.uses_cuda:
         host = tuple(f"-Xcompiler={flag}" for flag in host_flags)
         nvcc_flags = (standard, "-O3", *host, *defines, *recipe.nvcc_flags)
-        if recipe.has_bf16 and recipe.binding.uses_torch_cxx:
-            # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
-            defines = (*defines, "-DBF16_AVAILABLE")
-            nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
+        if recipe.binding.uses_torch_cxx:
+            from op_builder.toolchains.cuda_archs import all_have_bf16
+
+            if all_have_bf16(recipe.cuda_archs, recipe.nvcc_flags):
+                # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
+                defines = (*defines, "-DBF16_AVAILABLE")
+                nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
+    libraries = recipe.libraries
+    if recipe.binding is Binding.TVM_FFI:
+        from op_builder.toolchains.tvm_ffi import tvm_ffi_library
+
+        libraries = (*libraries, tvm_ffi_library())
     # Like the compilers, ignore a directory that does not exist; the report mentions it.
     places = (place for name in recipe.include_dirs for place in paths.places(name, recipe.owner))
     plan = BuildPlan(
@@ -139,7 +145,7 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
         nvcc_flags=nvcc_flags,
         link_flags=recipe.link_flags,
         cuda_archs=recipe.cuda_archs if recipe.uses_cuda else (),
-        libraries=(*recipe.libraries, *_binding_libraries(recipe.binding)),
+        libraries=libraries,
         target=facts.target,
     )
     if not recipe.sycl_toolchain:
@@ -253,14 +259,6 @@ def _defines(module_name: str, binding: Binding) -> tuple[str, ...]:
     if not binding.uses_torch:
         return ()
     return f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H"
-
-
-def _binding_libraries(binding: Binding) -> tuple[ForeignLibrary, ...]:
-    if binding is not Binding.TVM_FFI:
-        return ()
-    from op_builder.toolchains.tvm_ffi import tvm_ffi_library
-
-    return (tvm_ffi_library(),)
 
 
 def text_list(items: object, where: str) -> list[str]:

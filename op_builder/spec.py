@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from op_builder._version import __version__
-from op_builder.errors import IncompatibleOpError
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.recipe import Recipe
-from op_builder.system.outcomes import Rejection
+from op_builder.system.outcomes import Rejection, unavailable
 
 if TYPE_CHECKING:
     from op_builder.cache.store import Cache
@@ -26,7 +25,7 @@ OUR_PACKAGES = tuple(f"op_builder.{device}" for device in (*OUR_DEVICES, "host")
 """The packages of builders, one for each of these devices and one for all others."""
 
 
-def as_opened(opened: Any) -> Any:
+def opened_library(opened: Any) -> Any:
     """The front end of an op that has none: the opened library."""
     return opened
 
@@ -36,15 +35,13 @@ class OpSpec(NamedTuple):
 
     Attributes:
         name: as in ``OpBuilder.NAME``.
-        author: the dotted name of the class or module that declares it, for messages.
         plan: makes the plan, a pure function: it compiles and writes nothing. Raises an AccelError.
         front_end: makes what ``load()`` returns from the opened library; see :func:`op_builder.load.open.open_entry`.
         build_checks: everything that compiling the op needs; takes a function that returns the plan.
         load_checks: everything that loading a built op needs.
         open_libraries: opens libraries that the binary needs and that torch does not load; raises a LoadError.
-        own_rejection: why its author's own ``is_compatible()`` rejects this machine.
-        has_own_checks: whether the checks run an author's code.
-        front_end_owner: what decides whether two front ends are the same: a builder's class; else ``author``.
+        own_rejection: why its author's own ``is_compatible()`` rejects building on this machine.
+        owner: the class of another author that gives it; specs of one class have the same front end.
         prebuilt_roots: directories of installed packages that may hold the binary.
         recipe: the data that ``plan`` works on, where they are the same on all machines.
         python: makes what ``load()`` returns, for an op without a binary; of the rest only the checks are used then.
@@ -52,28 +49,26 @@ class OpSpec(NamedTuple):
     """
 
     name: str
-    author: str
     plan: Callable[[PlanFacts], BuildPlan]
-    front_end: Callable[[Any], Any] = as_opened
+    front_end: Callable[[Any], Any] = opened_library
     build_checks: "Callable[[Cache, Callable[[], BuildPlan]], list[CheckOutcome]]" = lambda *_: []
     load_checks: "Callable[[Cache], list[CheckOutcome]]" = lambda _: []
     open_libraries: "Callable[[Cache], None] | None" = None
-    own_rejection: Callable[[], str | None] = lambda: None
-    has_own_checks: bool = False
-    front_end_owner: type | None = None
+    own_rejection: Callable[[], Rejection | None] = lambda: None
+    owner: type | None = None
     prebuilt_roots: tuple[Path, ...] = ()
     recipe: Recipe | None = None
     python: Callable[[], Any] | None = None
     unavailable: Rejection | None = None
 
 
-def unavailable_spec(name: str, author: str, reason: str, remedy: str) -> OpSpec:
+def unavailable_spec(name: str, rejection: Rejection, owner: type | None = None) -> OpSpec:
     """The spec of an op that a device lacks: it has no plan, and ``load()`` raises."""
 
     def plan(_: PlanFacts) -> NoReturn:
-        raise IncompatibleOpError(f"Op '{name}' is not available here. {reason}", remedy)
+        raise unavailable(name, rejection)
 
-    return OpSpec(name, author, plan, unavailable=Rejection(reason, remedy))
+    return OpSpec(name, plan, owner=owner, unavailable=rejection)
 
 
 class OpFamily(NamedTuple):
@@ -109,7 +104,7 @@ class OpFamily(NamedTuple):
         """Whether a device has kernels for it, which are compiled."""
         return any((self.host, self.cpu, self.cuda, self.xpu))
 
-    def kind_for(self, device: str) -> str:
+    def kernels_for(self, device: str) -> str:
         """What ``device`` uses: the kernels for ``cpu``, ``cuda`` or ``xpu``, or ``host`` for Python code; else empty.
 
         Kernels for host memory are those for the CPU on every device.
@@ -123,17 +118,17 @@ class OpFamily(NamedTuple):
     @property
     def devices(self) -> list[str]:
         """The devices that have this op."""
-        return [device for device in OUR_DEVICES if self.kind_for(device)]
+        return [device for device in OUR_DEVICES if self.kernels_for(device)]
 
     def spec_for(self, device: str) -> OpSpec:
         """The op on ``device``; a spec that is unavailable, with the reason, if the device lacks it."""
-        kind = self.kind_for(device)
+        kernels = self.kernels_for(device)
         if self.host is not None:
             return self.host
-        found = self.elsewhere if kind == "host" else getattr(self, kind) if kind else None
+        found = self.elsewhere if kernels == "host" else getattr(self, kernels) if kernels else None
         if isinstance(found, OpSpec):
             return found
-        return unavailable_spec(self.name, f"op_builder.{device}.{self.builder}", *self.rejection())
+        return unavailable_spec(self.name, self.rejection())
 
     def rejection(self, note: str = "") -> Rejection:
         """Why a device that lacks the op cannot use it; ``note`` is a sentence to add."""

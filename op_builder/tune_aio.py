@@ -101,7 +101,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    engines, refusals = _engines(options.engine)
+    engines, reasons = _engines(options.engine)
     grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
@@ -120,12 +120,12 @@ def _tune(options: argparse.Namespace) -> int:
             "measured": [_data(one) for one in found],
             "size_bytes": size_bytes,
             "output": str(options.output),
-            "refused_engines": refusals,
+            "refused_engines": reasons,
             "refused_settings": failed,
         }
         print(json.dumps(data, indent=1))
     else:
-        _print(found, failed, refusals, options.output)
+        _print(found, failed, reasons, options.output)
     return 0
 
 
@@ -139,22 +139,22 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
     names = requested or ([forced] if forced else storage_engines.ENGINES)
     for name in names:
         storage_engines.checked_engine(name)
-    found = _engine_refusals()
-    refusals = {}
+    found = _engine_reasons()
+    reasons = {}
     for name in names:
         if (reason := found[name]) is not None:
-            refusals[name] = reason
+            reasons[name] = reason
             if requested or forced:
                 raise storage_engines.unusable_engine(name, reason)
-    return tuple(name for name in dict.fromkeys(names) if name not in refusals), refusals
+    return tuple(name for name in dict.fromkeys(names) if name not in reasons), reasons
 
 
-def _engine_refusals() -> dict[str, str | None]:
+def _engine_reasons() -> dict[str, str | None]:
     from op_builder.ops.declare import load_host
     from op_builder.ops.io.async_io import OP
 
-    refusals: dict[str, str | None] = load_host(OP).engine_refusals()
-    return refusals
+    reasons: dict[str, str | None] = load_host(OP).engine_reasons()
+    return reasons
 
 
 def search(
@@ -274,7 +274,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
 def _portable(settings: Settings) -> dict[str, Any]:
     """The settings, without the engine if it is the default here: another machine may have another default."""
     arguments = settings._asdict()
-    if settings.engine == next(name for name, refusal in _engine_refusals().items() if refusal is None):
+    if settings.engine == next(name for name, reason in _engine_reasons().items() if reason is None):
         del arguments["engine"]
     return arguments
 
@@ -285,7 +285,7 @@ def _row(settings: Settings) -> tuple[str, ...]:
     return settings.engine, *numbers, "+".join(ways) or "-"
 
 
-def _print(found: list[Measurement], failed: dict[str, str], refusals: dict[str, str], output: Path) -> None:
+def _print(found: list[Measurement], failed: dict[str, str], reasons: dict[str, str], output: Path) -> None:
     console = Console(soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("best", "engine", "block", "depth", "threads", "submission", "read", "write"):
@@ -302,7 +302,7 @@ def _print(found: list[Measurement], failed: dict[str, str], refusals: dict[str,
     console.print(table)
     console.print("In GB/s, medians; writing until the device has it (fsync).")
     console.print(_CACHED if any(one.direct_share < 1 for one in found) else _DIRECT)
-    for name, reason in (refusals | failed).items():
+    for name, reason in (reasons | failed).items():
         console.print(f"Not measured: {name}: {reason}", markup=False)
     console.print(f"Settings: {output}, for aio_handle(**json.load(file)).", markup=False)
 

@@ -27,7 +27,7 @@ def test_builder_package_imports(accelerator: Any) -> None:
     name = accelerator.op_builder_dir()
     assert isinstance(name, str)
     package = device_package(name)
-    assert not package.broken, package.problems
+    assert not package.broken, package.reason
     for cls in package.classes.values():
         assert cls().name
 

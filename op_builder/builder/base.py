@@ -21,9 +21,11 @@ from op_builder.builder.recipe_of import recipe_of
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.load.load import load
+from op_builder.load.resolve import WITHOUT_PREBUILT
 from op_builder.plan import Binding, BuildPlan, PlanFacts
 from op_builder.recipe import Recipe, normalized, plan_of, text_list
-from op_builder.spec import OpSpec, as_opened
+from op_builder.spec import OpSpec, opened_library
+from op_builder.system.outcomes import Rejection
 from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ logger = logging.getLogger(__name__)
 planned_facts: ContextVar[PlanFacts | None] = ContextVar("planned_facts", default=None)
 # The builder that this thread asks for its author's own opinion: the base class's is_compatible() is then True.
 _asked: ContextVar[OpBuilder | None] = ContextVar("_asked", default=None)
-_CHECKS = ("is_compatible", "build_checks", "load_checks")
+# The builder that this thread asks for its checks, and the function that gives the plan that was made for them.
+_checked: ContextVar[tuple[OpBuilder, Callable[[], BuildPlan]] | None] = ContextVar("_checked", default=None)
 
 
 class OpBuilder(ABC):
@@ -127,15 +130,12 @@ class OpBuilder(ABC):
 
     def build_checks(self) -> list[CheckOutcome]:
         """Checks of everything that compiling the op needs."""
-        return self._build_checks(self.plan)
-
-    def _build_checks(self, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
         from op_builder.engine.checks import build_checks
         from op_builder.system.outcomes import Passed
 
         if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
             return [Passed("implementation", "its own load(), which compiles nothing")]
-        return build_checks(make_plan, self.cache, self.name, has_device_checks=self._checks_device)
+        return build_checks(self.plan, self.cache, self.name, has_device_checks=self._checks_device)
 
     def load_checks(self) -> list[CheckOutcome]:
         """Checks of everything that loading the built op needs."""
@@ -145,20 +145,20 @@ class OpBuilder(ABC):
         """Whether ``load()`` would work here, with an existing binary or by compiling one.
 
         Args:
-            verbose: log the reason and the remedy of each failed check.
+            verbose: log the reason and the remedy if it would not.
         """
         if _asked.get() is self:
             return True
         from op_builder.load.decision import decide
 
-        failed = decide(self.spec(), lambda: self.cache).failed
-        for failure in failed:
-            self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
+        rejection = decide(self.spec(), lambda: self.cache).rejection
+        if rejection is not None:
+            self.error_log = str(rejection)
             if verbose:
-                logger.warning("Op '%s' is not available here. %s", self.name, self.error_log)
-        return not failed
+                logger.warning("Op '%s' is not available here. %s", self.name, rejection)
+        return rejection is None
 
-    def own_rejection(self) -> str | None:
+    def own_rejection(self) -> Rejection | None:
         """Why an overridden :meth:`is_compatible` rejects this machine; None if it does not.
 
         Existing builders give the reason by calling :meth:`warning`.
@@ -174,7 +174,8 @@ class OpBuilder(ABC):
                 return None
         finally:
             _asked.reset(token)
-        return self.error_log or "Its builder gives no reason."
+        reason = (self.error_log or "Its builder gives no reason").rstrip(".")
+        return Rejection(f"{reason}.", "Ask the op's author; the op's own is_compatible() gives this reason.")
 
     def builder(self) -> Any:
         """The plan as a setuptools extension, for a ``setup.py`` with torch's ``BuildExtension``."""
@@ -200,7 +201,7 @@ class OpBuilder(ABC):
     def jit_load(self, verbose: bool = True) -> Any:
         """Load the op from the cache, else compile it now, even if a prebuilt binary is installed."""
         self.jit_mode = True
-        return load(self.spec(), self.cache, log_steps(self.name, verbose), with_prebuilt=False)
+        return load(self.spec(), self.cache, log_steps(self.name, verbose), WITHOUT_PREBUILT)
 
     # Methods that an author calls -------------------------------------------------------------
 
@@ -213,21 +214,21 @@ class OpBuilder(ABC):
         owner = type(self)
 
         def build_checks(_: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
-            # An author's own method makes the plan again.
-            is_ours = getattr(self.build_checks, "__func__", None) is OpBuilder.build_checks
-            return self._build_checks(make_plan) if is_ours else self.build_checks()
+            token = _checked.set((self, make_plan))
+            try:
+                return self.build_checks()
+            finally:
+                _checked.reset(token)
 
         return OpSpec(
             self.name,
-            f"{owner.__module__}.{owner.__qualname__}",
             self.plan_for,
-            front_end=self.bind if owner.bind is not OpBuilder.bind else as_opened,
+            front_end=self.bind if owner.bind is not OpBuilder.bind else opened_library,
             build_checks=build_checks,
             load_checks=lambda _: self.load_checks(),
             open_libraries=lambda _: self.open_libraries(),
             own_rejection=self.own_rejection,
-            has_own_checks=any(getattr(owner, name) is not getattr(OpBuilder, name) for name in _CHECKS),
-            front_end_owner=owner,
+            owner=owner,
             prebuilt_roots=tuple(paths.prebuilt_roots(owner)),
         )
 
@@ -236,8 +237,9 @@ class OpBuilder(ABC):
         return recipe_of(self)
 
     def plan(self) -> BuildPlan:
-        """The recipe that JIT and prebuild share, as data."""
-        return self.plan_for(PlanFacts(self.cache.memo))
+        """The plan that JIT and prebuild share."""
+        builder, made = _checked.get() or (None, None)
+        return made() if made is not None and builder is self else self.plan_for(PlanFacts(self.cache.memo))
 
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         """The plan for a platform, architectures or a namespace.

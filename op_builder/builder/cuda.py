@@ -10,12 +10,11 @@ from op_builder.cache.store import Cache
 from op_builder.errors import MissingCUDAException
 from op_builder.plan import PlanFacts
 from op_builder.system.outcomes import CheckOutcome, guarded
-from op_builder.system.torch_install import parse_release, torch_install
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains import checks
 from op_builder.toolchains.cuda import CudaToolkit, find_cuda, require_same_cuda
-from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse_arch_list, target_archs
+from op_builder.toolchains.cuda_archs import all_have_bf16, default_archs, gencode_flags, parse_arch_list, target_archs
 
-_BF16_SINCE = (8, 0)
 _HALF_FEATURES = ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")
 _ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 
@@ -75,12 +74,12 @@ class CUDAOpBuilder(OpBuilder):
 
     def _target_archs(self) -> list[str]:
         archs = planned_archs(self.name, self.filter_ccs, planned_facts.get() or PlanFacts(self.cache.memo))
-        self.enable_bf16 = _all_support_bf16(archs)
+        self.enable_bf16 = all_have_bf16(archs, ())
         return archs
 
     def _filtered(self, archs: list[str]) -> list[str]:
         kept = _filtered_archs(self.name, self.filter_ccs, archs)
-        self.enable_bf16 = _all_support_bf16(kept)
+        self.enable_bf16 = all_have_bf16(kept, ())
         return kept
 
 
@@ -103,10 +102,6 @@ def _filtered_archs(op: str, supported: Filter, archs: list[str]) -> list[str]:
             "Set TORCH_CUDA_ARCH_LIST to an architecture that it supports.",
         )
     return kept
-
-
-def _all_support_bf16(archs: list[str]) -> bool:
-    return bool(archs) and all(parse_release(arch) >= _BF16_SINCE for arch in archs)
 
 
 def installed_cuda_version(name: str = "") -> tuple[int, int]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
         BINDING: ClassVar[Binding]
         name: str
-        enable_bf16: bool
 
         def absolute_name(self) -> str: ...
         def sources(self) -> list[str]: ...
@@ -58,9 +57,8 @@ def recipe_of(author: Author) -> Recipe:
         owner=owner,
     )
     if recipe.uses_cuda:
-        archs = tuple(author.cuda_archs())
         nvcc_flags = tuple(flag_list(author.nvcc_args(), f"{where}nvcc_args()"))
-        recipe = recipe._replace(cuda_archs=archs, nvcc_flags=nvcc_flags, has_bf16=author.enable_bf16)
+        recipe = recipe._replace(cuda_archs=tuple(author.cuda_archs()), nvcc_flags=nvcc_flags)
     link_flags = flag_list(author.extra_ldflags(), f"{where}extra_ldflags()")
     libraries = flag_list(author.libraries_args(), f"{where}libraries_args()")
     return recipe._replace(

@@ -109,13 +109,13 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
     whole, damaged = eviction.examine(cache)
     mover = Cache(cache.root)
     lines, kept = [], []
-    for directory, reason in damaged.items():
-        mover.set_aside(directory, reason)
+    for directory, rejection in damaged.items():
+        mover.set_aside(directory, rejection)
         result = "set aside"
         if os.path.lexists(directory):
             kept.append(str(directory))
             result = "cannot be moved"
-        lines.append(f"damaged, {result}: {directory}: {reason}")
+        lines.append(f"damaged, {result}: {directory}: {rejection.reason}")
     memos = cache.memo.damaged()
     for path in memos:
         with folder(path.parents[2], layout.MEMO) as opened:
@@ -220,7 +220,7 @@ def _share(cache: Cache, group: int | None) -> None:
             with folder(root, name) as opened:
                 if opened is not None and opened.names():
                     remedy = "Name a new directory with --directory, or clear this one first."
-                    raise unusable(root, Rejection(f"it has content already ({name})", remedy))
+                    raise unusable(root, Rejection(f"It has content already ({name}).", remedy))
         layout.claim(root)
         mode = layout.OPEN_TO_READERS if group is None else layout.OPEN_TO_GROUP
         folders = [root / layout.HOME / name for name in layout.GENERATED]

@@ -77,9 +77,9 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as bundle,
         ):
             for entry in chosen:
-                if rejection := cache.rejection_of(entry):
+                if (rejection := cache.rejection_of(entry)) is not None:
                     raise BundleError(
-                        f"{entry.directory} is not exported: {rejection}.", "python -m op_builder.cache verify"
+                        f"{entry.directory} is not exported. {rejection.reason}", "python -m op_builder.cache verify"
                     )
                 bundle.write(entry.directory / MANIFEST, f"{_directory(entry.manifest)}/{MANIFEST}")
                 bundle.write(entry.artifact, _member_name(entry.manifest))

@@ -57,7 +57,7 @@ def _source_lines(then: dict[str, str], key: PlanKey) -> list[str]:
 
 
 def _source_line(label: str, then: str, now: str) -> str:
-    """``then`` and ``now``: a content hash and flags, as :func:`.key.recipe_parts` joins them."""
+    """``then`` and ``now``: a content hash and flags, as :func:`.key.plan_parts` joins them."""
     (content_then, *flags_then), (content_now, *flags_now) = then.split(" "), now.split(" ")
     if content_then != content_now:
         return f"{label} changed"

@@ -27,6 +27,7 @@ from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
 from op_builder.messages import warn_once
 from op_builder.system.file_lock import try_lock
+from op_builder.system.outcomes import Rejection
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +229,7 @@ def is_on_network(directory: Path) -> bool:
     return bool(holding) and max(holding)[2].startswith(_NETWORK_FILE_SYSTEMS)
 
 
-def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
+def examine(cache: Cache) -> tuple[list[Entry], dict[Path, Rejection]]:
     """Check every entry, and move none: the intact ones, and the directories of the others with the reasons.
 
     Args:
@@ -237,13 +238,13 @@ def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
     whole = []
     for entry in cache.entries():
         rejection = cache.rejection_of(entry)
-        if rejection:
+        if rejection is not None:
             cache.set_aside(entry.directory, rejection)
         else:
             whole.append(entry)
     directories = [cache.home.joinpath(*place) for place in places(cache.root, OPS)]
     # Path.exists() raises where a directory may not be read.
-    bare = {path: "it has no manifest" for path in directories if not os.path.exists(path / MANIFEST)}
+    bare = {path: Rejection("It has no manifest.") for path in directories if not os.path.exists(path / MANIFEST)}
     found = {**cache.damaged, **bare}
     # Another process may have replaced or removed it just now.
     return whole, {path: found[path] for path in found if not cache.usable(path, path.name) and os.path.lexists(path)}

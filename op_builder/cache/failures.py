@@ -57,7 +57,7 @@ def cache_error(root: Path, op: str = "") -> CacheError | None:
         return unusable(root, rejection)
     places = dict.fromkeys(_existing(path) for path in (root, *(root.joinpath(layout.HOME, *name) for name in names)))
     reason = next(filter(None, map(_writing_error, places)), "")
-    return unusable(root, Rejection(reason, _WRITABLE_REMEDY)) if reason else None
+    return unusable(root, Rejection(f"{reason}.", _WRITABLE_REMEDY)) if reason else None
 
 
 def _existing(path: Path) -> Path:
@@ -75,10 +75,10 @@ def _writing_error(directory: Path) -> str:
         # Tried, because permissions, read-only mounts and quotas can refuse in many ways.
         with tempfile.TemporaryFile(dir=directory) as file:
             file.truncate(1)
-            rejection = mapping_error(file.fileno())
+            reason = mapping_error(file.fileno())
     except OSError as error:
-        rejection = f"{error.strerror}{_owned_by(str(directory))}"
-    return f"{directory}: {rejection}" if rejection else ""
+        reason = f"{error.strerror}{_owned_by(str(directory))}"
+    return f"{directory}: {reason}" if reason else ""
 
 
 def _owned_by(path: str) -> str:

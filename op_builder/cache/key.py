@@ -290,7 +290,7 @@ class BuildKey(NamedTuple):
         )
 
 
-def recipe_parts(plan: BuildPlan) -> dict[str, str]:
+def plan_parts(plan: BuildPlan) -> dict[str, str]:
     """The parts of a key that depend only on the plan: contents of the sources, and flags."""
     parts = {
         "format": FORMAT,
@@ -327,7 +327,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     Args:
         toolset: None where no compiler is installed; the key then lacks the compilers' parts.
     """
-    parts = recipe_parts(plan)
+    parts = plan_parts(plan)
     parts["platform"] = platform_name() if plan.target is None else plan.target.platform
     parts["cuda archs"] = ";".join(plan.cuda_archs)
     if plan.sycl is not None:

@@ -166,14 +166,14 @@ def location_rejection(root: Path) -> Rejection | None:
         names = None
     if not _is_signed(root):
         if names is None:
-            return Rejection(f"{root} cannot be listed, so it may contain files of yours", f"Run: chmod u+r {root}.")
+            return Rejection(f"{root} cannot be listed, so it may contain files of yours.", f"Run: chmod u+r {root}.")
         # A new file system has lost+found, and a killed process may have left temporary files.
         foreign = sorted(
             name for name in names if name != "lost+found" and not re.fullmatch(re.escape(_FRESH) + _RANDOM, name)
         )
         if foreign:
             return Rejection(
-                f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80})",
+                f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80}).",
                 f"Use a new or empty cache directory (ACCEL_CACHE_DIR), for example {root / 'accel-ops'}.",
             )
         with contextlib.suppress(OSError):

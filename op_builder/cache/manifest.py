@@ -21,7 +21,6 @@ from op_builder.system.records import (
     is_text,
     is_version,
     mapping_of,
-    members,
     one_of,
     rows_of,
 )
@@ -78,7 +77,7 @@ _SCHEMA: Schema = {
     "key_parts": _are_key_parts,
     "headers": rows_of(_HEADER),
     "absent": are_texts,
-    "system_headers": members(_SYSTEM),
+    "system_headers": _SYSTEM,
     "check": is_text,
     "built_at": is_text,
     "build_s": is_number,

@@ -27,7 +27,7 @@ _ENTERED_BY_OTHERS = 0o011
 
 def unusable(root: object, rejection: Rejection) -> CacheError:
     """The error for the cache at ``root``."""
-    return CacheError(f"The cache directory {root} cannot be used: {rejection.reason}.", rejection.remedy)
+    return CacheError(f"The cache directory {root} cannot be used. {rejection.reason}", rejection.remedy)
 
 
 def ownership_rejection(root: str, *names: str) -> Rejection | None:
@@ -44,14 +44,15 @@ def ownership_rejection(root: str, *names: str) -> Rejection | None:
             place = f"{place}/{name}"
             status = os.lstat(place)
             if not stat.S_ISDIR(status.st_mode):
-                return Rejection(f"{place} is not a directory but a link or a file", f"Remove {place}.")
+                return Rejection(f"{place} is not a directory but a link or a file.", f"Remove {place}.")
             if group is None and _may_be_shared(status):
                 group = signed_group(root)
             rejection = _mode_rejection(place, status, group)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return Rejection(f"{place}: {error.strerror}", "Use a cache directory of your own (ACCEL_CACHE_DIR).")
+        remedy = "Use a cache directory of your own (ACCEL_CACHE_DIR)."
+        return Rejection(f"{place} cannot be read: {error.strerror}.", remedy)
     return rejection
 
 
@@ -82,7 +83,7 @@ def open_file(root: str, path: str) -> int | Rejection:
     status = os.fstat(descriptor)
     rejection: Rejection | None = None
     if not stat.S_ISREG(status.st_mode):
-        rejection = Rejection(f"{path} is not a regular file", f"Remove {path}.")
+        rejection = Rejection(f"{path} is not a regular file.", f"Remove {path}.")
     else:
         rejection = _mode_rejection(path, status, signed_group(root) if _may_be_shared(status) else None)
     if rejection is None:
@@ -138,7 +139,7 @@ def _mode_rejection(place: str, status: os.stat_result, group: int | None) -> Re
         return rejection
     if status.st_mode & (0o002 if shared else _WRITABLE_BY_OTHERS):
         return Rejection(
-            f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o})",
+            f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}).",
             f"Run: chmod go-w {place}. {TO_SHARE}",
         )
     return None
@@ -148,7 +149,7 @@ def _owner_rejection(place: str, status: os.stat_result) -> Rejection | None:
     if _is_trusted(status.st_uid):
         return None
     return Rejection(
-        f"{place} is owned by user {status.st_uid}",
+        f"{place} is owned by user {status.st_uid}.",
         f"Use your own cache directory (ACCEL_CACHE_DIR), or ACCEL_CACHE_TRUST={status.st_uid} if you trust that user.",
     )
 

@@ -113,11 +113,12 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            rejection = Rejection(f"{Path(root, HOME, *names)}: {error.strerror}", "Its owner can remove it.")
+            place = Path(root, HOME, *names)
+            rejection = Rejection(f"{place} cannot be opened: {error.strerror}.", "Its owner can remove it.")
         if descriptor is not None:
             os.close(descriptor)
     if rejection is not None:
-        warn_once(logging.getLogger(__name__), f"{rejection.reason}: it stays in the cache. {rejection.remedy}")
+        warn_once(logging.getLogger(__name__), f"A folder stays in the cache. {rejection}")
     return None
 
 

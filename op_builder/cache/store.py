@@ -39,8 +39,9 @@ _NOTE_EVERY_S = 30.0  # less than the time for which pruning keeps a used entry
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
-DAMAGED = Rejection("its binary does not match its manifest", "It is built again.")
-CHANGED = Rejection("a header that it was built with has changed", "It is built again.")
+DAMAGED = Rejection("Its binary does not match its manifest.", "It is built again.")
+CHANGED = Rejection("A header that it was built with has changed.", "It is built again.")
+_UNREADABLE = Rejection("Its manifest cannot be read.", "It is built again.")
 
 
 class Entry(NamedTuple):
@@ -90,7 +91,7 @@ class Cache:
         self.home = self.root if in_package else self.root / HOME
         self._is_ours = is_ours and not in_package
         self._in_package = in_package
-        self.damaged: dict[Path, str] = {}
+        self.damaged: dict[Path, Rejection] = {}
         self.memo = Memo() if in_package else layout.memo(self.root)
 
     def matching(
@@ -98,25 +99,31 @@ class Cache:
     ) -> Iterator[tuple[Entry, Rejection | None]]:
         """The entries of ``key``, each with why it cannot be used, or None; checked one by one, as they are taken.
 
+        Damaged ones are moved out of the way.
+
         Args:
             any_compiler: entries of any compiler match; for machines without one.
         """
-        op_dir = self._op_dir(op)
+        op_dir = self.home / OPS / op
         for directory in _keyed(op_dir) if any_compiler else [op_dir / key.digest]:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
                 unchanged = entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler)
-                yield entry, self._rejection_of(entry) if unchanged else CHANGED
+                rejection = self.rejection_of(entry) if unchanged else CHANGED
+                if rejection is DAMAGED:
+                    self.set_aside(entry.directory, rejection)
+                elif rejection is not None and rejection is not CHANGED:
+                    warn_once(logger, f"{entry.directory} is not used. {rejection}")
+                yield entry, rejection
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
         """The first usable entry of :meth:`matching`, or None."""
-        for entry, rejection in self.matching(key, op, roots, any_compiler=any_compiler):
-            if rejection is None:
-                self.note_use(entry)
-                return entry
-            self.dismiss(entry, rejection)
-        return None
+        matching = self.matching(key, op, roots, any_compiler=any_compiler)
+        usable = next((entry for entry, rejection in matching if rejection is None), None)
+        if usable is not None:
+            self.note_use(usable)
+        return usable
 
     def note_use(self, entry: Entry) -> None:
         """Renew an entry's time of last use, for pruning; at most twice a minute, and not in a read-only cache."""
@@ -125,18 +132,6 @@ class Cache:
             # The file system's clock may differ.
             if self._is_ours and abs(time.time() - manifest.stat().st_mtime) > _NOTE_EVERY_S:
                 os.utime(manifest)
-
-    def dismiss(self, entry: Entry, rejection: Rejection) -> None:
-        """Move a damaged entry out of the way, and warn of one that is not trusted."""
-        if rejection is DAMAGED:
-            self.set_aside(entry.directory, rejection.reason)
-        elif rejection is not CHANGED:
-            warn_once(logger, f"{rejection.reason}: the build in it is not used. {rejection.remedy}")
-
-    def rejection_of(self, entry: Entry) -> str:
-        """Why ``load()`` would not use an entry; empty if its binary is as the manifest describes it."""
-        rejection = self._rejection_of(entry)
-        return "" if rejection is None else rejection.reason
 
     def entries(self, op: str | None = None) -> list[Entry]:
         """All entries, or those of one op, by directory name."""
@@ -170,7 +165,7 @@ class Cache:
             CacheError: the disk is full or the directory cannot be written.
         """
         key = manifest.key
-        final = self._op_dir(manifest.op) / key.plan.digest / key.digest
+        final = self.home / OPS / manifest.op / key.plan.digest / key.digest
         with self.errors_explained():
             (staged / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             modes = layout.modes(self.root)
@@ -194,7 +189,7 @@ class Cache:
                     failure = error
                 if (winner := self.usable(final, key.digest)) is not None:
                     return winner
-                self.set_aside(final, "its binary does not match its manifest, or others may write it")
+                self.set_aside(final, DAMAGED)
             raise failure
 
     def require_ours(self) -> None:
@@ -243,7 +238,7 @@ class Cache:
             if not os.path.isdir(directory) or ownership_rejection(str(self.root), HOME, KERNELS) is not None:
                 return None
         if (rejection := ownership_rejection_below(str(self.root), str(directory))) is not None:
-            warn_once(logger, f"{rejection.reason}: no compiled kernels are kept. {rejection.remedy}")
+            warn_once(logger, f"No compiled kernels are kept. {rejection}")
             return None
         return directory
 
@@ -257,7 +252,7 @@ class Cache:
         """The entry in ``directory``; None if it is damaged or not trusted."""
         try:
             entry = _read_entry(directory, digest)
-            return entry if self._rejection_of(entry) is None else None
+            return entry if self.rejection_of(entry) is None else None
         except (OSError, RecordError):
             return None
 
@@ -267,7 +262,7 @@ class Cache:
             return None
         return ownership_rejection(str(self.root), *directory.relative_to(self.root).parts)
 
-    def _rejection_of(self, entry: Entry) -> Rejection | None:
+    def rejection_of(self, entry: Entry) -> Rejection | None:
         """Why an entry is not used: it is damaged, or not trusted; None if it is used."""
         if self._in_package:  # some installers link files
             return None if entry.is_intact(through_links=True) else DAMAGED
@@ -294,9 +289,6 @@ class Cache:
             return DAMAGED
         return None if fact["sha256"] == entry.manifest.sha256 else DAMAGED
 
-    def _op_dir(self, op: str) -> Path:
-        return self.home / OPS / op
-
     def _entries_in(self, plan_directory: Path) -> list[Entry]:
         found = []
         for directory in _keyed(plan_directory):
@@ -305,20 +297,20 @@ class Cache:
             except OSError:
                 # Removed just now, or a network file system does not show all of it yet. If it is damaged,
                 # publishing the same build again finds out.
-                self._ignore(directory, "its manifest cannot be read")
+                self._ignore(directory, _UNREADABLE)
             except OtherFormatError:  # that version may still use it
                 if self._in_package:
-                    self._ignore(directory, "its manifest is of another version of accel-ops")
+                    self._ignore(directory, Rejection("Its manifest is of another version of accel-ops."))
             except RecordError:
-                self.set_aside(directory, "its manifest cannot be read")
+                self.set_aside(directory, _UNREADABLE)
         return found
 
-    def _ignore(self, directory: Path, reason: str) -> None:
+    def _ignore(self, directory: Path, rejection: Rejection) -> None:
         """Leave an entry where it is; in a package, to which no other process writes, it counts as damaged."""
         if not self._is_ours:
-            self.damaged[directory] = reason
+            self.damaged[directory] = rejection
 
-    def set_aside(self, directory: Path, reason: str) -> None:
+    def set_aside(self, directory: Path, why: Rejection) -> None:
         """Move a damaged entry's directory out of the way, so that it is built again.
 
         It is checked again after the move, and put back if it is intact: another host may have replaced the entry
@@ -326,11 +318,11 @@ class Cache:
         """
         if not self._is_ours:
             if directory not in self.damaged:
-                logger.warning("%s is not used: %s.", directory, reason)
-            self.damaged[directory] = reason
+                logger.warning("%s is not used. %s", directory, why.reason)
+            self.damaged[directory] = why
             return
         if (rejection := self._ownership_rejection(directory.parent)) is not None:
-            warn_once(logger, f"{rejection.reason}: it stays in the cache. {rejection.remedy}")
+            warn_once(logger, f"{directory} is not used, and stays in the cache. {rejection}")
             return
         with contextlib.suppress(OSError):  # a CacheError is one
             target = self.writable_dir(REJECTED)
@@ -346,10 +338,11 @@ class Cache:
             if not os.path.lexists(moved):
                 place.rmdir()
                 return
+            reason = why.reason
             if is_intact:  # kept, because processes may have its binary open
-                reason = "intact, but another entry replaced it during the check"
+                reason = "It is intact, but another entry replaced it during the check."
             else:
-                logger.warning("%s is not used: %s.", directory, reason)
+                logger.warning("%s is not used. %s", directory, reason)
             (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from op_builder.builder.base import CPUOpBuilder, OpBuilder
 from op_builder.plan import Binding, BuildPlan, PlanFacts
+from op_builder.recipe import Recipe
 from op_builder.spec import OpFamily, OpSpec, unavailable_spec
 from op_builder.system.outcomes import Failed, Rejection
 
@@ -22,19 +22,19 @@ class DeclaredBuilder(OpBuilder):
     SPEC: ClassVar[OpSpec]
 
     def sources(self) -> list[str]:
-        return list(self.SPEC.recipe.sources) if self.SPEC.recipe is not None else []
+        return list(self._recipe.sources)
 
     def source_args(self, source: str) -> list[str]:
-        return list(self.SPEC.recipe.source_flags.get(source, ())) if self.SPEC.recipe is not None else []
+        return list(self._recipe.source_flags.get(source, ()))
 
     def include_paths(self) -> list[str]:
-        return list(self.SPEC.recipe.include_dirs) if self.SPEC.recipe is not None else []
+        return list(self._recipe.include_dirs)
 
     def cxx_args(self) -> list[str]:
-        return list(self.SPEC.recipe.cxx_flags) if self.SPEC.recipe is not None else []
+        return list(self._recipe.cxx_flags)
 
     def extra_ldflags(self) -> list[str]:
-        return list(self.SPEC.recipe.link_flags) if self.SPEC.recipe is not None else []
+        return list(self._recipe.link_flags)
 
     def bind(self, opened: Any) -> Any:
         return self.SPEC.front_end(opened)
@@ -43,8 +43,8 @@ class DeclaredBuilder(OpBuilder):
         if self.SPEC.open_libraries is not None:
             self.SPEC.open_libraries(self.cache)
 
-    def _build_checks(self, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
-        return self.SPEC.build_checks(self.cache, make_plan)
+    def build_checks(self) -> list[CheckOutcome]:
+        return self.SPEC.build_checks(self.cache, self.plan)
 
     def load_checks(self) -> list[CheckOutcome]:
         return self.SPEC.load_checks(self.cache)
@@ -61,6 +61,10 @@ class DeclaredBuilder(OpBuilder):
 
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         return self.SPEC.plan(facts) if self._is_declared else super().plan_for(facts)
+
+    @property
+    def _recipe(self) -> Recipe:
+        return self.SPEC.recipe or Recipe(self.NAME, self.BINDING, ())
 
     @property
     def _is_declared(self) -> bool:
@@ -86,15 +90,9 @@ class PythonOpBuilder(DeclaredBuilder):
 class UnavailableOpBuilder(DeclaredBuilder):
     """The builder of an op that a device lacks, or whose own builder cannot be created.
 
-    ``load()``, ``plan()`` and ``builder()`` raise an IncompatibleOpError with the reason and the remedy.
+    ``load()``, ``plan()`` and ``builder()`` raise an IncompatibleOpError with the reason and the remedy. The spec's
+    owner is the class that cannot be instantiated.
     """
-
-    INSTEAD_OF: ClassVar[type[OpBuilder] | None] = None
-    """The class that cannot be instantiated; None for an op that the device lacks."""
-
-    @property
-    def reason(self) -> str:
-        return self.SPEC.unavailable.reason if self.SPEC.unavailable is not None else ""
 
     def build_checks(self) -> list[CheckOutcome]:
         return [Failed("implementation", self.SPEC.unavailable)] if self.SPEC.unavailable is not None else []
@@ -103,16 +101,17 @@ class UnavailableOpBuilder(DeclaredBuilder):
         return self.build_checks()
 
 
-def declared_builder(family: OpFamily, kind: str, base: type[DeclaredBuilder]) -> type[OpBuilder]:
-    """A subclass of ``base`` for an op with the kernels ``kind``."""
-    spec = family.spec_for(kind)
+def declared_builder(family: OpFamily, kernels: str, base: type[DeclaredBuilder]) -> type[OpBuilder]:
+    """A subclass of ``base`` for an op with the kernels ``kernels``."""
+    spec = family.spec_for(kernels)
+    made: Any = spec.python or spec.front_end
     attributes = {
         "SPEC": spec,
         "NAME": family.name,
         "BUILD_VAR": family.build_variable,
         "SUMMARY": family.summary,
-        "__module__": f"op_builder.{kind}",
-        "__doc__": f"``load()`` returns a :class:`{spec.author}`.",
+        "__module__": f"op_builder.{kernels}",
+        "__doc__": f"``load()`` returns a :class:`{made.__module__}.{made.__qualname__}`.",
     }
     return type(family.builder, (base,), attributes)
 
@@ -128,11 +127,10 @@ def unavailable_builder(
 ) -> type[OpBuilder]:
     """A class named ``builder`` in ``package`` for an op that cannot be built or loaded."""
     attributes = {
-        "SPEC": unavailable_spec(name, f"{package}.{builder}", *rejection),
+        "SPEC": unavailable_spec(name, rejection, instead_of),
         "NAME": name,
         "BUILD_VAR": f"ACCEL_BUILD_{name.upper()}",
         "SUMMARY": summary,
-        "INSTEAD_OF": instead_of,
         "__module__": package,
     }
     return type(builder, (UnavailableOpBuilder,), attributes)

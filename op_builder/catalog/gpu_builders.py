@@ -14,7 +14,7 @@ class DeclaredCUDABuilder(DeclaredBuilder, CUDAOpBuilder):
     """The CPU op and its CUDA kernels, in one binary."""
 
     def nvcc_args(self) -> list[str]:
-        return list(self.SPEC.recipe.nvcc_flags) if self.SPEC.recipe is not None else []
+        return list(self._recipe.nvcc_flags)
 
     def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
         return supported_archs(ccs)
@@ -24,4 +24,4 @@ class DeclaredSYCLBuilder(DeclaredBuilder, SYCLOpBuilder):
     """SYCL kernels for XPU devices, and for CPU tensors through a SYCL CPU device."""
 
     def kernel_sources(self) -> list[str]:
-        return list(self.SPEC.recipe.kernels) if self.SPEC.recipe is not None else []
+        return list(self._recipe.kernels)

@@ -13,7 +13,7 @@ from functools import cache
 from op_builder.spec import OpFamily
 
 # The module in op_builder.ops whose OP declares the op. It is imported when the op is first used.
-_MODULES = {
+_DECLARED_IN = {
     "CPUAdamBuilder": "optim.cpu_adam",
     "CPUAdagradBuilder": "optim.cpu_adagrad",
     "CPULionBuilder": "optim.cpu_lion",
@@ -32,19 +32,19 @@ _MODULES = {
     "UtilsBuilder": "functional.utils",
 }
 
-BUILDERS = tuple(_MODULES)
+BUILDERS = tuple(_DECLARED_IN)
 """The names of the builders, in the order of all lists."""
 
-NAMES = {module.rpartition(".")[2]: builder for builder, module in _MODULES.items()}
+NAMES = {module.rpartition(".")[2]: builder for builder, module in _DECLARED_IN.items()}
 """The builder of each op, by the op's name, which is also its module's."""
 
 
 @cache
 def family_of(builder: str) -> OpFamily | None:
     """The op whose builder has that name; None for another package's."""
-    if builder not in _MODULES:
+    if builder not in _DECLARED_IN:
         return None
-    declared: OpFamily = importlib.import_module(f"op_builder.ops.{_MODULES[builder]}").OP
+    declared: OpFamily = importlib.import_module(f"op_builder.ops.{_DECLARED_IN[builder]}").OP
     return declared
 
 

@@ -27,8 +27,8 @@ class DevicePackage:
     broken: dict[str, str]
 
     @property
-    def problems(self) -> str:
-        """One sentence for each broken module; empty without any."""
+    def reason(self) -> str:
+        """Why builders are missing, a sentence for each broken module; empty without any."""
         return " ".join(f"{module} cannot be imported: {error}." for module, error in self.broken.items())
 
 

@@ -11,7 +11,7 @@ whether it works. The class must be defined in the author's own package; a class
 
 An op and its builder need unique names. A name that this project or a package earlier in the order of labels and
 modules uses is not replaced: the later op is left out. This, a module that cannot be imported and a module without an
-op are problems of that package only: each is logged once, shown by the error about an unknown name, and listed by the
+op concern that package only: each is logged once, shown by the error about an unknown name, and listed by the
 report.
 
 Reading the entry points takes about ten milliseconds. It happens when a name is unknown to the device or when all ops
@@ -31,7 +31,7 @@ from importlib.metadata import entry_points
 
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.modules import import_modules
-from op_builder.load.load import is_listing
+from op_builder.load.lookup import is_listing
 from op_builder.messages import warn_once
 
 logger = logging.getLogger(__name__)
@@ -47,19 +47,19 @@ class RegisteredPackage:
         label: the entry point's name.
         module: the entry point's value.
         classes: the builder classes that it adds, by name.
-        problems: why other classes are not added.
+        reasons: why other classes are not added, a sentence each.
     """
 
     label: str
     module: str
     classes: dict[str, type[OpBuilder]]
-    problems: tuple[str, ...]
+    reasons: tuple[str, ...]
 
     @property
-    def problem_text(self) -> str:
-        """One sentence with all problems; empty without any."""
-        listed = "; ".join(self.problems)
-        return f"Problems of the ops that {self.label} ({self.module}) registers: {listed}." if listed else ""
+    def reason(self) -> str:
+        """Why some of its ops are missing; empty if none is."""
+        listed = " ".join(self.reasons)
+        return f"Not all ops of {self.label} ({self.module}) are registered. {listed}" if listed else ""
 
 
 def registered_packages(taken: Mapping[str, type[OpBuilder] | None]) -> list[RegisteredPackage]:
@@ -71,8 +71,8 @@ def registered_packages(taken: Mapping[str, type[OpBuilder] | None]) -> list[Reg
     owners = dict(taken)
     packages = [_without_taken_names(found, owners) for found in _find_builders()]
     for package in packages:
-        for problem in package.problems:
-            warn_once(logger, f"{package.label} ({package.module}) registers ops for op_builder: {problem}.")
+        for reason in package.reasons:
+            warn_once(logger, f"Not all ops of {package.label} ({package.module}) are registered. {reason}")
     return packages
 
 
@@ -83,24 +83,24 @@ class _Found:
     label: str
     module: str
     builders: tuple[tuple[str, type[OpBuilder]], ...]
-    problems: tuple[str, ...]
+    reasons: tuple[str, ...]
 
 
 def _without_taken_names(found: _Found, owners: dict[str, type[OpBuilder] | None]) -> RegisteredPackage:
     """The ops of ``found`` whose names are free; adds them to ``owners``."""
     classes: dict[str, type[OpBuilder]] = {}
-    problems = [*found.problems]
+    reasons = [*found.reasons]
     for class_name, cls in found.builders:
         clashes = [name for name in (class_name, cls.NAME) if owners.get(name, cls) is not cls]
         if clashes:
             owner = owners[clashes[0]]
             whose = "accel-ops" if owner is None else f"{owner.__module__}.{owner.__qualname__}"
-            problems.append(f"{cls.__module__}.{class_name} is ignored: the name {clashes[0]!r} belongs to {whose}")
+            reasons.append(f"{cls.__module__}.{class_name} is ignored: the name {clashes[0]!r} belongs to {whose}.")
             continue
         owners[class_name] = owners[cls.NAME] = classes[class_name] = cls
-    if not classes and not problems:
-        problems.append(f"{found.module} has no op: no concrete class in it extends OpBuilder")
-    return RegisteredPackage(found.label, found.module, classes, tuple(dict.fromkeys(problems)))
+    if not classes and not reasons:
+        reasons.append(f"{found.module} has no op: no concrete class in it extends OpBuilder.")
+    return RegisteredPackage(found.label, found.module, classes, tuple(dict.fromkeys(reasons)))
 
 
 def _find_builders() -> Iterable[_Found]:
@@ -112,7 +112,7 @@ def _find_builders() -> Iterable[_Found]:
     _state.is_importing = True
     try:
         found = _builders_on(tuple(map(str, sys.path)), is_listing())
-        if is_listing() and any(one.problems for one in found):
+        if is_listing() and any(one.reasons for one in found):
             _builders_on.cache_clear()  # by the next time, a module's op may have been compiled
         return found
     finally:
@@ -127,23 +127,23 @@ def _builders_on(search_path: tuple[str, ...], listing: bool) -> tuple[_Found, .
     try:
         entries = entry_points(group=ENTRY_POINT_GROUP)
     except Exception as error:  # one distribution's damaged metadata affects all
-        problem = f"the entry points of the installed packages cannot be read: {type(error).__name__}: {error}"
-        return (_Found("unknown", ENTRY_POINT_GROUP, (), (problem,)),)
+        reason = f"The entry points of the installed packages cannot be read: {_text_of(error)}"
+        return (_Found("unknown", ENTRY_POINT_GROUP, (), (reason,)),)
     return tuple(_read(entry.name, entry.value) for entry in sorted(entries, key=lambda one: (one.name, one.value)))
 
 
 def _read(label: str, name: str) -> _Found:
-    """Import the modules of an entry point; a module that cannot be imported is a problem, not an error."""
+    """Import the modules of an entry point; a module that cannot be imported is a reason, not an error."""
     if ":" in name:
         module = name.partition(":")[0]
-        problem = f"the entry point names an object in a module; it must name the module: {module}"
-        return _Found(label, name, (), (problem,))
+        reason = f"The entry point names an object in a module; it must name the module: {module}."
+        return _Found(label, name, (), (reason,))
     try:
         modules, broken = import_modules(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # another package's import may raise anything
-        return _Found(label, name, (), (f"{name} cannot be imported: {type(error).__name__}: {error}",))
+        return _Found(label, name, (), (f"{name} cannot be imported: {_text_of(error)}",))
     own = _own_package(name)
     classes = [
         (class_name, cls)
@@ -151,25 +151,29 @@ def _read(label: str, name: str) -> _Found:
         for class_name, cls in vars(module).items()
         if isinstance(cls, type) and issubclass(cls, OpBuilder) and f"{cls.__module__}.".startswith(f"{own}.")
     ]
-    builders = tuple((class_name, cls) for class_name, cls in classes if not _problem_of(cls, class_name))
+    builders = tuple((class_name, cls) for class_name, cls in classes if not _reason_against(cls, class_name))
     ops = {cls for _, cls in builders}
-    problems = [f"{module} cannot be imported: {error}" for module, error in broken.items()]
-    problems += [
-        f"{cls.__module__}.{cls.__qualname__} is not an op: {_problem_of(cls)}"
+    reasons = [f"{module} cannot be imported: {error}." for module, error in broken.items()]
+    reasons += [
+        f"{cls.__module__}.{cls.__qualname__} is not an op: {_reason_against(cls)}."
         for cls in dict.fromkeys(cls for _, cls in classes)
         # A class with subclasses, or an abstract class without a name, is meant as a base class.
         if cls not in ops and not cls.__subclasses__() and (cls.NAME or not inspect.isabstract(cls))
     ]
-    return _Found(label, name, builders, tuple(problems))
+    return _Found(label, name, builders, tuple(reasons))
 
 
-def _problem_of(cls: type[OpBuilder], class_name: str = "") -> str:
+def _reason_against(cls: type[OpBuilder], class_name: str = "") -> str:
     """Why a builder class is not an op under ``class_name``; empty if it is one."""
     if inspect.isabstract(cls):
         return f"it does not define {', '.join(sorted(cls.__abstractmethods__))}()"
     if not (isinstance(cls.NAME, str) and cls.NAME.isidentifier()):
         return f"its NAME is {cls.NAME!r}, not a Python identifier"
     return "" if class_name.endswith("Builder") else "its class name does not end in Builder"
+
+
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).rstrip('.')}."
 
 
 def _own_package(module: str) -> str:

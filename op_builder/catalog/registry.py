@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from op_builder.catalog.modules import DevicePackage
     from op_builder.catalog.registered_ops import RegisteredPackage
 
-# Modules that only another package's op or an error needs are imported in functions: a warm load takes milliseconds.
-
 logger = logging.getLogger(__name__)
 
 # Names in op_builder that end in Builder and are not ops.
@@ -37,7 +35,7 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     """The builder class of that name: the device's in ``package``, a declared op's, or another package's.
 
     Raises:
-        UnknownOpError: no op has that builder; suggests near matches and lists the problems of other packages.
+        UnknownOpError: no op has that builder; suggests near matches and explains which builders are missing.
     """
     family = family_of(class_name)
     if family is not None and package in OUR_PACKAGES:
@@ -46,7 +44,7 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     if class_name in device.classes:
         return device.classes[class_name]
     if family is not None:
-        return _builder_of(family, package, device.problems)
+        return _builder_of(family, package, device.reason)
     registered = registered_packages(package)
     for other in registered:
         if class_name in other.classes:
@@ -62,27 +60,27 @@ def _builder_of(family: OpFamily, package: str, note: str = "") -> type[OpBuilde
     Args:
         note: a sentence for the reason, if the device lacks the op.
     """
-    kind = family.kind_for(_device(package)) if package in OUR_PACKAGES else ""
-    if kind:
-        return _declared(family.builder, kind)
+    kernels = family.kernels_for(_device(package)) if package in OUR_PACKAGES else ""
+    if kernels:
+        return _declared(family.builder, kernels)
     return unavailable_builder(family.builder, family.name, family.summary, package, family.rejection(note))
 
 
 @cache
-def _declared(builder: str, kind: str) -> type[OpBuilder]:
-    """The class of an op with the kernels ``kind``, which all devices that use them share."""
+def _declared(builder: str, kernels: str) -> type[OpBuilder]:
+    """The class of an op with the kernels ``kernels``, which all devices that use them share."""
     family = family_of(builder)
     assert family is not None
-    if kind in ("cuda", "xpu"):
+    if kernels in ("cuda", "xpu"):
         from op_builder.catalog import gpu_builders
 
-        base = gpu_builders.DeclaredCUDABuilder if kind == "cuda" else gpu_builders.DeclaredSYCLBuilder
-        return declared_builder(family, kind, base)
-    return declared_builder(family, kind, DeclaredCPUBuilder if kind == "cpu" else PythonOpBuilder)
+        base = gpu_builders.DeclaredCUDABuilder if kernels == "cuda" else gpu_builders.DeclaredSYCLBuilder
+        return declared_builder(family, kernels, base)
+    return declared_builder(family, kernels, DeclaredCPUBuilder if kernels == "cpu" else PythonOpBuilder)
 
 
 # DeepSpeed walks a device's package for builders, and finds its modules here, one for each op.
-_MODULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walked_by_deepspeed")
+_WALKED_BY_DEEPSPEED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walked_by_deepspeed")
 
 
 def device_view(
@@ -94,7 +92,7 @@ def device_view(
     """
 
     def names() -> list[str]:
-        return sorted(family.builder for family in families() if family.kind_for(_device(package)))
+        return sorted(family.builder for family in families() if family.kernels_for(_device(package)))
 
     def get(name: str) -> type[OpBuilder] | list[str]:
         if name == "__all__":
@@ -104,7 +102,7 @@ def device_view(
             return find_builder(name, package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get, names, [_MODULES], os.path.join(_MODULES, "__init__.py")
+    return get, names, [_WALKED_BY_DEEPSPEED], os.path.join(_WALKED_BY_DEEPSPEED, "__init__.py")
 
 
 def op_view(module: str) -> dict[str, type[OpBuilder]]:
@@ -122,8 +120,8 @@ def device_package(package: str) -> "DevicePackage":
 
     if package not in OUR_PACKAGES:
         return vendor_package(package)
-    kinds = {family.builder: family.kind_for(_device(package)) for family in families()}
-    return DevicePackage({builder: _declared(builder, kind) for builder, kind in kinds.items() if kind}, {})
+    found = {family.builder: family.kernels_for(_device(package)) for family in families()}
+    return DevicePackage({builder: _declared(builder, kernels) for builder, kernels in found.items() if kernels}, {})
 
 
 def registered_packages(package: str) -> "list[RegisteredPackage]":
@@ -139,9 +137,9 @@ def registered_packages(package: str) -> "list[RegisteredPackage]":
 
 
 def all_builders(package: str) -> dict[str, OpBuilder]:
-    """{op name: builder instance} of every op in a fixed order: the table's, the device's, the registered ones."""
+    """{op name: builder instance} of every op in a fixed order: this project's, the device's, the registered ones."""
     classes = {name: find_builder(builder, package) for name, builder in NAMES.items()}
-    from op_builder.load.load import without_compiling
+    from op_builder.load.lookup import without_compiling
 
     with without_compiling():  # an installed package may load its op when it is imported
         packages: list[DevicePackage | RegisteredPackage] = [device_package(package), *registered_packages(package)]
@@ -157,14 +155,14 @@ def _device(package: str) -> str:
 
 def _unavailable_deepspeed_op(class_name: str, package: str) -> type[OpBuilder]:
     """The builder of an op of DeepSpeed that this project does not have."""
-    name, kind = DEEPSPEED_ONLY_OPS[class_name]
+    name, description = DEEPSPEED_ONLY_OPS[class_name]
     if class_name == "NotImplementedBuilder":
         remedy = "Load the op that you need by its own builder, whose error gives the reason."
-    elif kind.startswith("CUDA"):
+    elif description.startswith("CUDA"):
         remedy = "Use DeepSpeed's own class on accel-ops' engine: import op_builder.integrations.deepspeed."
     else:
         remedy = "Register an op with this builder in the entry-point group op_builder.ops."
-    reason = f"accel-ops does not have {class_name} of DeepSpeed ({kind})."
+    reason = f"accel-ops does not have {class_name} of DeepSpeed ({description})."
     return unavailable_builder(class_name, name, "an op of DeepSpeed", package, Rejection(reason, remedy))
 
 
@@ -172,9 +170,9 @@ def _unknown(class_name: str, device: "DevicePackage", registered: "list[Registe
     by_op = {cls.NAME: name for name, cls in device.classes.items()} | NAMES
     names = {*device.classes, *BUILDERS}.union(*(other.classes for other in registered))
     near = did_you_mean(by_op.get(class_name, class_name), sorted(names), common="Builder")
-    problems = [device.problems, *(other.problem_text for other in registered)]
+    reasons = [device.reason, *(other.reason for other in registered)]
     return UnknownOpError(
-        " ".join(filter(None, [f"Unknown op builder {class_name!r}.", *problems])),
+        " ".join(filter(None, [f"Unknown op builder {class_name!r}.", *reasons])),
         near or f"Known builders: {', '.join(sorted(names))}.",
     )
 
@@ -186,6 +184,6 @@ def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
             raise ValueError("it has no name")
         return builder
     except Exception as error:  # another package's builder may raise anything, and the report must survive it
-        reason = f"Its builder cannot be created: {type(error).__name__}: {error}"
+        reason = f"Its builder cannot be created: {type(error).__name__}: {str(error).rstrip('.')}."
         rejection = Rejection(reason, f"Report this to the author of {cls.__module__}.")
         return unavailable_builder(cls.__name__, cls.NAME, cls.SUMMARY, package, rejection, cls)()

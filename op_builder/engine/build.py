@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
-from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, recipe_parts, saved_since
+from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, plan_parts, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
@@ -57,7 +57,7 @@ class BuildOptions:
         force: compile even if the cache has an entry, which is replaced only if it is damaged.
         budget: the compiler jobs that this build shares with others; None: all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
-        precondition: called before anything is compiled; raises if the op cannot be built.
+        on_start: called before anything is compiled; not if another process was faster.
         timeout_s: for all compilers together, and for waiting for another process's build; None for
             ``ACCEL_COMPILE_TIMEOUT_S``.
         is_shown: whether the caller shows the progress on a terminal; else a build that takes long logs it.
@@ -67,7 +67,7 @@ class BuildOptions:
     force: bool = False
     budget: JobBudget | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
-    precondition: Callable[[], None] = lambda: None
+    on_start: Callable[[], None] = lambda: None
     timeout_s: float | None = None
     is_shown: bool = False
 
@@ -87,7 +87,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
-        options.precondition()
+        options.on_start()
         jobs = job_count(plan)
         with _announced_if_long(plan, jobs, options) as options:
             return _Build(plan, toolset, cache, options, find_ninja(), jobs).run(key)
@@ -216,7 +216,7 @@ class _Build:
         return replace(inspection, check=f"{inspection.check}; {kernels}")
 
     def _has_same_sources(self, key: PlanKey) -> bool:
-        return all(key.parts.get(name) == text for name, text in recipe_parts(self.plan).items())
+        return all(key.parts.get(name) == text for name, text in plan_parts(self.plan).items())
 
     def _build_key(self, key: PlanKey, commands: BuildCommands, staging: Path) -> BuildKey:
         missing = [step.depfile for step in commands.compile_steps if not (staging / step.depfile).exists()]

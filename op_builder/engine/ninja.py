@@ -249,20 +249,20 @@ def find_ninja() -> str:
     except Exception as error:
         logger.debug("the package ninja cannot be used: %s", error)
     on_path = [directory or os.curdir for directory in os.get_exec_path()]
-    refusals = []
+    reasons = []
     for program in dict.fromkeys(shutil.which("ninja", path=place) for place in (*places, *on_path)):
         if program is None:
             continue
         try:
             version = run([program, "--version"])
         except ToolchainError as error:
-            refusals.append(error.message)
+            reasons.append(error.message)
             continue
         if version.ok:
             return program
-        refusals.append(f"{program} does not run: {version.errors.strip()}")
-    if refusals:
-        raise ToolchainError(f"No ninja works. {'; '.join(refusals)}.", "Reinstall it: pip install ninja.")
+        reasons.append(f"{program} does not run: {version.errors.strip()}")
+    if reasons:
+        raise ToolchainError(f"No ninja works. {'; '.join(reasons)}.", "Reinstall it: pip install ninja.")
     raise ToolchainError(
         "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
         "Install it: pip install ninja.",

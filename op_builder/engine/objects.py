@@ -57,14 +57,14 @@ class Objects:
         """Copy the objects that fit into a build's directory; returns their names."""
         rejection = ownership_rejection(str(self.cache.root), HOME, OBJECTS)
         if rejection is not None:
-            warn_once(logger, f"{rejection.reason}: the objects there are not used. {rejection.remedy}")
+            warn_once(logger, f"The cache's compiled objects are not used. {rejection}")
             return set()
         restored: set[str] = set()
         for step, name in self._names(key).items():
             with contextlib.suppress(*_DAMAGED):
                 opened = open_file(str(self.cache.root), str(self.cache.home / OBJECTS / name))
                 if isinstance(opened, Rejection):
-                    warn_once(logger, f"{opened.reason}: this object is not used. {opened.remedy}")
+                    warn_once(logger, f"A compiled object is not used. {opened}")
                     continue
                 with os.fdopen(opened, "rb") as file, zipfile.ZipFile(file) as archive:
                     record = json.loads(archive.read(_RECORD))

@@ -99,7 +99,7 @@ def build_library(
         progress=progress,
         budget=budget,
         cancel=cancel or threading.Event(),
-        precondition=note_reasons,
+        on_start=note_reasons,
         timeout_s=timeout_s,
         is_shown=progress is not None,
     )

@@ -32,7 +32,7 @@ from torch.utils import cpp_extension
 from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
-from op_builder.catalog.builders import UnavailableOpBuilder
+from op_builder.catalog.builders import DeclaredBuilder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, family_of
 from op_builder.catalog.registry import find_builder
 from op_builder.device import current_accelerator
@@ -294,7 +294,7 @@ def _is_ours(value: Any) -> TypeGuard[type[OpBuilder]]:
 
 
 def _is_offered(value: Any) -> bool:
-    return _is_ours(value) and not issubclass(value, UnavailableOpBuilder)
+    return _is_ours(value) and not (issubclass(value, DeclaredBuilder) and value.SPEC.unavailable is not None)
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,22 +15,23 @@ from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots, cpu_digest, pla
 from op_builder.cache.store import CHANGED, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.load.open import opened_entries
-from op_builder.load.resolve import Candidate, PrebuiltFacts, cached_candidates
+from op_builder.load.resolve import PrebuiltFacts
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
-from op_builder.system.outcomes import Rejection
-from op_builder.system.target import require_supported
+from op_builder.system.outcomes import Failed, Rejection, guarded, rejection_of
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
 if TYPE_CHECKING:
+    from op_builder.system.outcomes import CheckOutcome
     from op_builder.system.target import Target
     from op_builder.toolchains.sycl_runtime import SyclRuntime
 
 logger = logging.getLogger(__name__)
 
-_OTHER_KEY = Rejection("its sources, flags or tools are others now")
+_CHANGED_KEY = Rejection("Its sources, flags or compilers have changed since it was built.")
+_thread = threading.local()
 
 
 class Lookup:
@@ -38,34 +40,53 @@ class Lookup:
     Args:
         target: the platform to build for; None for this machine.
         namespace: torch namespace for a library that registers its ops when it is opened.
+        to_load: whether the op is to be loaded here, so that ``ACCEL_JIT`` and the checks of loading count.
     """
 
     def __init__(
-        self, spec: OpSpec, cache: Cache, *, target: Target | None = None, namespace: str | None = None
+        self,
+        spec: OpSpec,
+        cache: Cache,
+        *,
+        target: Target | None = None,
+        namespace: str | None = None,
+        to_load: bool = True,
     ) -> None:
         self.spec = spec
         self.cache = cache
         self.machine = ThisMachine()
+        self.unavailable = spec.unavailable
+        self.is_python = spec.python is not None
+        self.plan_error: AccelError | None = None
         self._facts = PlanFacts(cache.memo, target, namespace=namespace)
+        self._to_load = to_load
+        self._plans: dict[tuple[str, ...], BuildPlan] = {}
 
     @cached_property
     def plan(self) -> BuildPlan:
-        """The recipe; raises an AccelError if there is none."""
-        return self.spec.plan(self._facts)
+        """The plan; raises an AccelError, which is also kept as ``plan_error``, if there is none."""
+        known = self._plans.get(())
+        try:
+            return self.spec.plan(self._facts) if known is None or known.uses_cuda else known
+        except AccelError as error:
+            self.plan_error = error
+            raise
+
+    def plan_for(self, cuda_archs: tuple[str, ...]) -> BuildPlan:
+        """The plan for the CUDA architectures of an existing binary."""
+        if cuda_archs not in self._plans:
+            self._plans[cuda_archs] = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
+        return self._plans[cuda_archs]
 
     @cached_property
-    def _tools(self) -> Toolset | AccelError:
+    def toolset(self) -> Toolset | None:
+        """The compilers; None if one is missing."""
         try:
             return find_toolset(self.plan, self.cache.memo)
         except AccelError as error:
             if env.CXX.get() is not None:  # the user requested a compiler that will not be used
                 warn_once(logger, f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
-            return error
-
-    @property
-    def toolset(self) -> Toolset | None:
-        """The compilers; None if one is missing."""
-        return self._tools if isinstance(self._tools, Toolset) else None
+            return None
 
     def require_toolset(self) -> Toolset:
         """The compilers.
@@ -73,9 +94,7 @@ class Lookup:
         Raises:
             ToolchainError, MissingCUDAException: one is missing.
         """
-        if isinstance(self._tools, AccelError):
-            raise self._tools
-        return self._tools
+        return self.toolset or find_toolset(self.plan, self.cache.memo)
 
     @cached_property
     def key(self) -> PlanKey:
@@ -87,53 +106,37 @@ class Lookup:
         """The directories that the headers of entries are named relative to."""
         return Roots.of(self.plan)
 
-    def find_cached(self) -> Entry | None:
-        """The usable entry in the cache; raises an AccelError if the op has no plan."""
-        _ = self.key
-        for candidate in cached_candidates(self):
-            if candidate.rejection is None and candidate.entry is not None:
-                self.cache.note_use(candidate.entry)
-                return candidate.entry
-            self.dismiss(candidate)
-        return None
+    @cached_property
+    def build_checks(self) -> list[CheckOutcome]:
+        """The outcomes of the checks of everything that compiling the op needs."""
+        return _outcomes("build_checks()", lambda: self.spec.build_checks(self.cache, lambda: self.plan))
 
-    def dismiss(self, candidate: Candidate) -> None:
-        """Move a damaged entry out of the way, and warn of one that is not trusted."""
-        if candidate.entry is not None and candidate.rejection is not None:
-            self.cache.dismiss(candidate.entry, candidate.rejection)
+    @cached_property
+    def load_checks(self) -> list[CheckOutcome]:
+        """The outcomes of the checks of everything that loading the built op needs."""
+        return _outcomes("load_checks()", lambda: self.spec.load_checks(self.cache))
 
     # What resolve() asks ----------------------------------------------------------------------
-
-    @property
-    def any_compiler(self) -> bool:
-        return self.toolset is None
-
-    def unavailable(self) -> Rejection | None:
-        if sys.platform == "win32":
-            try:
-                require_supported(sys.platform)
-            except AccelError as error:
-                return Rejection(error.message, error.remedy)
-        return self.spec.unavailable
 
     def opened(self) -> Iterator[tuple[Entry, Rejection | None]]:
         for entry in opened_entries(self.spec.name):
             try:
-                same = self.key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS if self.any_compiler else ())
+                any_compiler = self.toolset is None
+                same = self.key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS if any_compiler else ())
             except AccelError as error:  # a wheel may contain binaries without their sources
-                yield entry, Rejection(error.message, error.remedy)
+                yield entry, Rejection.of(error)
                 continue
             unchanged = same and entry.manifest.key.headers_unchanged(
-                self.roots, self.cache.memo, any_system=self.any_compiler
+                self.roots, self.cache.memo, any_system=any_compiler
             )
-            yield entry, None if unchanged else CHANGED if same else _OTHER_KEY
+            yield entry, None if unchanged else CHANGED if same else _CHANGED_KEY
 
     def prebuilt(self) -> Iterator[PrebuiltFacts]:
         if not any(os.path.isdir(root) for root in self.spec.prebuilt_roots):
             return
         from op_builder.load.prebuilt import find_prebuilt
 
-        yield from find_prebuilt(self.spec, self.cache.memo)
+        yield from find_prebuilt(self.spec, self.plan_for)
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         try:
@@ -141,16 +144,69 @@ class Lookup:
         except AccelError as error:
             logger.debug("'%s' has no plan: %s", self.spec.name, error.message)
             return
-        yield from self.cache.matching(key, self.plan.op, roots, any_compiler=self.any_compiler)
+        yield from self.cache.matching(key, self.plan.op, roots, any_compiler=self.toolset is None)
 
     def building(self) -> Rejection | None:
-        return JIT_FORBIDDEN if not env.ACCEL_JIT.get() else None
+        forbidden = self._forbidden() if self._to_load and not self.is_python else None
+        if forbidden is not None:
+            return forbidden
+        checks = [*self.build_checks, *(self.load_checks if self._to_load else ())]
+        return rejection_of(checks) or rejection_of(self._last_checks())
+
+    def _last_checks(self) -> list[CheckOutcome]:
+        """What an author's own is_compatible() says, and what building needs that an author's own checks may omit."""
+        own = guarded("is_compatible()", self.spec.own_rejection)
+        if isinstance(own, Rejection):
+            return [Failed("is_compatible()", own)]
+        tools = guarded("tools", self.require_toolset) if own is None and not self.is_python else own
+        return [tools] if isinstance(tools, Failed) else []
+
+    def _forbidden(self) -> Rejection | None:
+        """Why nothing may be compiled: names what would be, with which tools, and the nearest existing entry."""
+        try:
+            if is_listing():
+                why, remedy = "nothing is compiled while installed ops are listed", "Load the op when it is first used."
+            elif not env.ACCEL_JIT.get():
+                why = "ACCEL_JIT=0 forbids compiling when an op is loaded"
+                remedy = "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op."
+            else:
+                return None
+            from op_builder.cache.compare import nearest_miss
+
+            plan, cache = self.plan, self.cache
+            tools = " and ".join(self.toolset.identities.values()) if self.toolset is not None else "a compiler"
+            _, differences = nearest_miss(cache.entries(plan.op), self.key, self.roots, cache.memo)
+        except AccelError as error:  # a variable or the plan is not valid
+            return Rejection.of(error)
+        sources = ", ".join(source.label for source in plan.sources)
+        nearest = f" The nearest entry differs in: {'; '.join(differences)}." if differences else ""
+        return Rejection(
+            f"It is neither prebuilt nor in the cache {cache.root}, and {why}. It would have compiled {sources} with "
+            f"{tools}.{nearest}",
+            remedy,
+        )
 
 
-JIT_FORBIDDEN = Rejection(
-    "ACCEL_JIT=0 forbids compiling when an op is loaded.",
-    "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op.",
-)
+def _outcomes(name: str, make: Callable[[], list[CheckOutcome]]) -> list[CheckOutcome]:
+    """The outcomes of an author's checks, which may raise anything."""
+    found = guarded(name, make)
+    return [found] if isinstance(found, Failed) else found
+
+
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """Reject compiling in this thread: other packages' modules may load their ops when they are imported."""
+    before = is_listing()
+    _thread.is_listing = True
+    try:
+        yield
+    finally:
+        _thread.is_listing = before
+
+
+def is_listing() -> bool:
+    """Whether this thread is inside :func:`without_compiling`."""
+    return getattr(_thread, "is_listing", False)
 
 
 class ThisMachine:
@@ -202,11 +258,15 @@ class ThisMachine:
         return find_runtime()
 
     @property
-    def tvm_ffi(self) -> str | Rejection:
-        """The version of apache-tvm-ffi."""
+    def tvm_ffi(self) -> str:
         from op_builder.toolchains.tvm_ffi import tvm_ffi_library
 
         try:
             return tvm_ffi_library().version
-        except AccelError as error:
-            return Rejection(error.message.rstrip("."), error.remedy)
+        except AccelError:
+            return ""
+
+    @property
+    def cxx_library(self) -> frozenset[str]:
+        """Empty, because opening a binary finds out faster."""
+        return frozenset()

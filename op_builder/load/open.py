@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,21 +38,14 @@ NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not
 _lock = threading.Lock()
 _registering = threading.Lock()  # held while a library registers with torch: two of one name end the process
 _opened: dict[str, tuple[Entry, Any]] = {}
-_bound: dict[tuple[str, str | type], Any] = {}
-_opening: dict[str, _Opening] = {}
+_bound: dict[tuple[str, Callable[..., Any]], Any] = {}
+_opening: dict[str, tuple[int, threading.Event]] = {}  # the thread that opens it, and the end
 _half_registered: dict[str, str] = {}
 _registered_files: set[Path] = set()
 _module_names: set[str] = set()
-# The thread that opens an op may wait for an import that the waiting thread is in.
+# The thread that opens an op may wait for an import that the waiting thread is in. Nothing distinguishes this from a
+# module that takes longer to initialize, so the waiting thread then initializes such a module a second time.
 _LONGEST_WAIT_S = 10.0
-
-
-class _Opening:
-    """A thread that opens a binary."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.ended = threading.Event()
 
 
 def _replace_locks() -> None:
@@ -79,7 +72,7 @@ def open_entry(entry: Entry, spec: OpSpec, cache: Cache) -> Any:
         LoadError: the binary cannot be opened, or a name that it defines exists already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
-    key = identity, spec.front_end_owner or spec.author
+    key = identity, spec.owner or spec.front_end
     if key not in _bound:
         made = spec.front_end(_open_once(identity, entry, spec, cache))
         with _lock:  # another thread may have been faster
@@ -109,11 +102,12 @@ def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
 @contextmanager
 def _one_thread(identity: str) -> Iterator[None]:
     """Wait for another thread that opens the same binary, but not for ever."""
-    own, end = _Opening(), time.monotonic() + _LONGEST_WAIT_S
+    own, end = (threading.get_ident(), threading.Event()), time.monotonic() + _LONGEST_WAIT_S
     while True:
         with _lock:
             first = _opening.setdefault(identity, own)
-        if first is own or first.thread == own.thread or not first.ended.wait(max(0.0, end - time.monotonic())):
+        thread, ended = first
+        if first is own or thread == own[0] or not ended.wait(max(0.0, end - time.monotonic())):
             break
     try:
         yield
@@ -121,7 +115,7 @@ def _one_thread(identity: str) -> Iterator[None]:
         if first is own:
             with _lock:
                 _opening.pop(identity, None)
-            own.ended.set()
+            own[1].set()
 
 
 def _open_needed(entry: Entry, spec: OpSpec, cache: Cache) -> None:
@@ -129,7 +123,8 @@ def _open_needed(entry: Entry, spec: OpSpec, cache: Cache) -> None:
     if entry.manifest.torch:
         import torch  # noqa: F401  (loads the libraries that the binary links against)
 
-        open_torch_globally(sys.platform)
+        if sys.platform == "darwin":
+            open_torch_globally()
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 
@@ -140,43 +135,38 @@ def _open_needed(entry: Entry, spec: OpSpec, cache: Cache) -> None:
         spec.open_libraries(cache)
 
 
-def open_torch_globally(system: str) -> None:
+def open_torch_globally() -> None:
     """On macOS binaries name no library of torch: they find its functions in globally opened ones."""
-    if system == "darwin":
-        import ctypes
+    import ctypes
 
-        from op_builder.system.target import library_file
-        from op_builder.system.torch_install import torch_install
+    from op_builder.system.target import library_file
+    from op_builder.system.torch_install import torch_install
 
-        for name in ("torch_cpu", "torch_python"):
-            ctypes.CDLL(str(torch_install().library_dir / library_file(name, system)), mode=ctypes.RTLD_GLOBAL)
+    for name in ("torch_cpu", "torch_python"):
+        ctypes.CDLL(str(torch_install().library_dir / library_file(name, "darwin")), mode=ctypes.RTLD_GLOBAL)
 
 
 def _open_accel(entry: Entry) -> Any:
-    with _registering:
-        return _registered(entry, f"accel_{entry.manifest.op}_{entry.digest}")
-
-
-def _registered(entry: Entry, namespace: str) -> Any:
-    import torch
-
-    # Registering a namespace twice ends the process. torch.ops remembers the namespaces that were used, also after
-    # this module was reloaded.
-    if namespace in vars(torch.ops):
-        return getattr(torch.ops, namespace)
-    if namespace in _half_registered:
-        raise LoadError(_half_registered[namespace], "Restart Python to try again.")
-    library = _dlopen(entry.artifact)
     import ctypes
 
-    error = ctypes.create_string_buffer(4096)
-    if getattr(library, ENTRY_POINT)(namespace.encode(), error, len(error)):
-        reason = error.value.decode(errors="replace")
-        failure = f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}"
-        _half_registered[namespace] = failure
-        raise LoadError(failure)
-    setattr(torch.ops, namespace, LoadedOps(getattr(torch.ops, namespace)))
-    return getattr(torch.ops, namespace)
+    import torch
+
+    namespace = f"accel_{entry.manifest.op}_{entry.digest}"
+    with _registering:
+        # Registering a namespace twice ends the process. torch.ops remembers the namespaces that were used, also after
+        # this module was reloaded.
+        if namespace in vars(torch.ops):
+            return getattr(torch.ops, namespace)
+        if namespace in _half_registered:
+            raise LoadError(_half_registered[namespace], "Restart Python to try again.")
+        library, error = _dlopen(entry.artifact), ctypes.create_string_buffer(4096)
+        if getattr(library, ENTRY_POINT)(namespace.encode(), error, len(error)):
+            reason = error.value.decode(errors="replace")
+            failure = f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}"
+            _half_registered[namespace] = failure
+            raise LoadError(failure)
+        setattr(torch.ops, namespace, LoadedOps(getattr(torch.ops, namespace)))
+        return getattr(torch.ops, namespace)
 
 
 def _open_python(entry: Entry) -> Any:
@@ -251,7 +241,7 @@ def _refuse_existing_names(entry: Entry) -> None:
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:
-    import ctypes  # not at the top: importing it opens a library
+    import ctypes
 
     try:
         return ctypes.CDLL(str(path))

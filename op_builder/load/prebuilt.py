@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from op_builder import paths
 from op_builder._version import __version__
-from op_builder.cache.key import Roots, recipe_parts
+from op_builder.cache.key import Roots, plan_parts
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
 from op_builder.errors import AccelError
 from op_builder.load.resolve import PrebuiltFacts
 from op_builder.paths import NATIVE_DIRECTORIES, native_root
-from op_builder.plan import PlanFacts
+from op_builder.plan import BuildPlan
 from op_builder.spec import OpSpec
 from op_builder.system.outcomes import Rejection
 from op_builder.system.records import (
-    Memo,
     RecordError,
     Schema,
     are_texts,
@@ -35,9 +34,8 @@ from op_builder.system.records import (
     is_sha256,
     is_text,
     is_version,
-    list_of,
     mapping_of,
-    members,
+    objects_of,
     read_text,
 )
 
@@ -62,31 +60,28 @@ _BUILT: Schema = {
 }
 _INDEX: Schema = {
     **dict.fromkeys(("distribution", "built_by", "accelerator", "tag"), is_text),
-    "ops": list_of(members(_BUILT)),
-    "left_out": list_of(members({"op": is_text, "reason": is_text})),
+    "ops": objects_of(_BUILT),
+    "left_out": objects_of({"op": is_text, "reason": is_text}),
 }
 _OUR_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("c++ flags", "nvcc flags")
+_REINSTALL = "Reinstall the package."
 
 
-def find_prebuilt(spec: OpSpec, memo: Memo) -> Iterator[PrebuiltFacts]:
-    """The prebuilt binaries of an op."""
+def find_prebuilt(spec: OpSpec, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> Iterator[PrebuiltFacts]:
+    """The prebuilt binaries of an op.
+
+    Args:
+        plan_for: makes the op's plan for CUDA architectures.
+    """
     for root in spec.prebuilt_roots:
         cache = Cache(root, in_package=True)
         for entry in cache.entries(spec.name):
-            recipe = _other_recipe(entry, root.parent, spec, memo)
-            yield PrebuiltFacts(entry.directory, entry, printable(recipe), "" if recipe else _damage(entry))
-        for directory, reason in cache.damaged.items():
-            yield PrebuiltFacts(directory, None, damage=reason)
-
-
-def linker_rejection(entry: Entry) -> Rejection | None:
-    """Why the dynamic linker would reject a prebuilt binary: the C++ library is too old. For the report."""
-    has = cxx_library_versions()
-    needs = entry.manifest.needs
-    needed = {f"{family}_{needs[family]}" for family in ("GLIBCXX", "CXXABI") if family in needs}
-    lacking = sorted(needed - has) if has else []
-    return Rejection(f"it needs {' and '.join(lacking)}, which the installed C++ library lacks") if lacking else None
+            changes = printable(_changes(entry, root.parent, plan_for))
+            other_plan = Rejection(f"It was built from other files or flags: {changes}.") if changes else None
+            yield PrebuiltFacts(entry.directory, entry, other_plan or _damage(entry), has_this_plan=not changes)
+        for directory, rejection in cache.damaged.items():
+            yield PrebuiltFacts(directory, None, rejection._replace(remedy=_REINSTALL))
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
@@ -103,19 +98,19 @@ def read_index(root: Path) -> dict[str, Any] | None:
         raise RecordError(error.strerror) from error
 
 
-def _other_recipe(entry: Entry, package: Path, spec: OpSpec, memo: Memo) -> str:
-    """How ``entry`` differs from the op's current recipe: it is for another device, or a file was edited."""
+def _changes(entry: Entry, package: Path, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> str:
+    """How ``entry`` differs from the op's current plan: it is for another device, or a file was edited."""
     try:
-        plan = spec.plan(PlanFacts(memo, cuda_archs=tuple(entry.manifest.cuda_archs)))
+        plan = plan_for(tuple(entry.manifest.cuda_archs))
         built = entry.manifest.key_parts
-        recipe = recipe_parts(plan)
+        parts = plan_parts(plan)
     except AccelError:
         return ""  # a wheel may contain binaries without their sources
-    flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(recipe[name])]
-    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked ", "named "))}
+    flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(parts[name])]
+    names = {name for name in (*built, *parts) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
-        names.update(recipe)
-    other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
+        names.update(parts)
+    other = [name for name in sorted(names) if built.get(name) != parts.get(name)]
     # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]
     other += _changed_headers(entry, package, Roots.of(plan))
@@ -150,9 +145,9 @@ def cxx_library_versions() -> frozenset[str]:
     return frozenset(name.decode() for name in found)
 
 
-def _damage(entry: Entry) -> str:
+def _damage(entry: Entry) -> Rejection | None:
     if entry.is_intact(through_links=True):
-        return ""
+        return None
     if not entry.artifact.exists():
-        return f"its binary {entry.manifest.artifact} is missing"
-    return "its binary does not match its manifest (altered or truncated)"
+        return Rejection(f"Its binary {entry.manifest.artifact} is missing.", _REINSTALL)
+    return Rejection("Its binary does not match its manifest: it was altered or truncated.", _REINSTALL)

@@ -7,7 +7,7 @@ that a warm ``load()`` finds out no more than it needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from op_builder.cache.manifest import Manifest
     from op_builder.cache.store import Entry
+    from op_builder.toolchains.toolset import Toolset
 
     class Machine(Protocol):
         """What a binary must fit. Each fact is found when it is first asked for."""
@@ -41,7 +42,14 @@ if TYPE_CHECKING:
         @property
         def sycl(self) -> Any: ...
         @property
-        def tvm_ffi(self) -> str | Rejection: ...
+        def tvm_ffi(self) -> str:
+            """The version of apache-tvm-ffi; empty if it cannot be imported."""
+            ...
+
+        @property
+        def cxx_library(self) -> frozenset[str]:
+            """The symbol versions of the C++ library; empty if they are not examined."""
+            ...
 
     class Facts(Protocol):
         """What is known about one op on one machine."""
@@ -49,12 +57,18 @@ if TYPE_CHECKING:
         @property
         def machine(self) -> Machine: ...
         @property
-        def any_compiler(self) -> bool:
-            """Whether this machine has no compiler, so that binaries of every compiler are used."""
+        def toolset(self) -> Toolset | None:
+            """The compilers; None without one, so that binaries of every compiler are used."""
             ...
 
+        @property
+        def is_python(self) -> bool:
+            """Whether the op is Python code, without a binary."""
+            ...
+
+        @property
         def unavailable(self) -> Rejection | None:
-            """Why the op has no way at all."""
+            """Why the op cannot be loaded in any way."""
             ...
 
         def opened(self) -> Iterable[tuple[Entry, Rejection | None]]:
@@ -67,99 +81,89 @@ if TYPE_CHECKING:
             ...
 
         def building(self) -> Rejection | None:
-            """Why the op cannot be compiled now."""
+            """Why the op cannot be compiled now: it is forbidden, a check fails, or its author rejects this machine."""
             ...
 
 
-LOADED, PREBUILT, CACHED, BUILD = "loaded", "prebuilt", "cached", "build"
-
-_REINSTALL = "Reinstall the package."
+LOADED, PREBUILT, CACHED, BUILD, PYTHON = "loaded", "prebuilt", "cached", "build", "python"
+BINARIES = (LOADED, PREBUILT, CACHED)
+WAYS = (*BINARIES, BUILD)
+WITHOUT_PREBUILT = (LOADED, CACHED, BUILD)
 
 
 class Candidate(NamedTuple):
     """One way to load an op.
 
     Attributes:
-        way: ``loaded`` in this process, ``prebuilt`` in a wheel, ``cached``, or ``build``.
-        directory: of the binary; None for ``build``.
-        entry: the binary with its manifest; None for ``build``, or if the manifest cannot be read.
+        way: ``loaded`` in this process, ``prebuilt`` in a wheel, ``cached``, ``build``, or ``python`` code.
+        directory: of the binary; None without one.
+        entry: the binary with its manifest; None without one, or if the manifest cannot be read.
         rejection: why it is not used; None if it is accepted.
+        has_this_plan: whether it was built from the op's current plan.
     """
 
     way: str
-    directory: Path | None
-    entry: Entry | None
-    rejection: Rejection | None
+    directory: Path | None = None
+    entry: Entry | None = None
+    rejection: Rejection | None = None
+    has_this_plan: bool = True
 
 
 class PrebuiltFacts(NamedTuple):
     """A binary in a wheel.
 
     Attributes:
-        other_recipe: how the recipe it was built from differs from the op's; empty if it does not.
-        damage: why the binary cannot be read; empty if it can.
+        rejection: how it differs from the op's plan, or why it cannot be read.
+        has_this_plan: whether it was built from the op's current plan.
     """
 
     directory: Path
     entry: Entry | None
-    other_recipe: str = ""
-    damage: str = ""
+    rejection: Rejection | None = None
+    has_this_plan: bool = True
 
 
-def resolve(facts: Facts, *, with_prebuilt: bool = True) -> Iterator[Candidate]:
-    """The ways to load an op, the best first; ``build`` is the last.
+def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
+    """The ways to load an op, the best first; the last is to build it, or its Python code.
 
     Args:
-        with_prebuilt: whether binaries in wheels count.
+        ways: those that count.
     """
-    unavailable = facts.unavailable()
-    if unavailable is not None:
-        yield Candidate(BUILD, None, None, unavailable)
+    rejection = facts.unavailable
+    if facts.is_python or rejection is not None:
+        if BUILD in ways:
+            yield Candidate(PYTHON if facts.is_python else BUILD, rejection=rejection or facts.building())
         return
-    for entry, rejection in facts.opened():
+    for entry, rejection in facts.opened() if LOADED in ways else ():
         yield Candidate(LOADED, entry.directory, entry, rejection)
-    for found in facts.prebuilt() if with_prebuilt else ():
-        yield Candidate(PREBUILT, found.directory, found.entry, _prebuilt_rejection(found, facts.machine))
-    yield from cached_candidates(facts)
-    yield Candidate(BUILD, None, None, facts.building())
-
-
-def cached_candidates(facts: Facts) -> Iterator[Candidate]:
-    """The candidates in the cache. Without a compiler they may be of another machine, so they must fit this one."""
-    for entry, rejection in facts.cached():
-        unfit = (
-            machine_rejection(entry.manifest, facts.machine) if rejection is None and facts.any_compiler else rejection
-        )
-        yield Candidate(CACHED, entry.directory, entry, unfit)
-
-
-def _prebuilt_rejection(found: PrebuiltFacts, machine: Machine) -> Rejection | None:
-    if found.entry is None:
-        return Rejection(found.damage, _REINSTALL)
-    if found.other_recipe:
-        return Rejection(f"it was built from another recipe ({found.other_recipe})")
-    rejection = machine_rejection(found.entry.manifest, machine)
-    if rejection is None and found.damage:
-        return Rejection(found.damage, _REINSTALL)
-    return rejection
+    for found in facts.prebuilt() if PREBUILT in ways else ():
+        rejection = found.rejection
+        if rejection is None and found.entry is not None:
+            rejection = machine_rejection(found.entry.manifest, facts.machine)
+        yield Candidate(PREBUILT, found.directory, found.entry, rejection, found.has_this_plan)
+    for entry, rejection in facts.cached() if CACHED in ways else ():
+        if rejection is None and facts.toolset is None:  # it may be of another machine
+            rejection = machine_rejection(entry.manifest, facts.machine)
+        yield Candidate(CACHED, entry.directory, entry, rejection)
+    if BUILD in ways:
+        yield Candidate(BUILD, rejection=facts.building())
 
 
 def machine_rejection(manifest: Manifest, machine: Machine) -> Rejection | None:
     """Why a binary does not run on ``machine``; None if it does."""
-    checks = (_other_platform, _other_torch, _other_python, _other_devices, _other_sycl, _other_tvm_ffi)
-    return next((found for check in checks if (found := check(manifest, machine)) is not None), None)
+    return next((found for check in _MACHINE_CHECKS if (found := check(manifest, machine)) is not None), None)
 
 
 def _other_platform(manifest: Manifest, machine: Machine) -> Rejection | None:
     built_for = manifest.key_parts.get("platform")
     if built_for != machine.platform:
-        return Rejection(f"it was built for {built_for}, this is {machine.platform}")
+        return Rejection(f"It was built for {built_for}, this is {machine.platform}.")
     cpu = manifest.key_parts.get("cpu")
     if cpu is not None and cpu != machine.cpu:
-        return Rejection("it was compiled for another machine's CPU (-march=native)")
+        return Rejection("It was compiled for another machine's CPU (-march=native).")
     needed = manifest.needs.get("GLIBC")
     if needed and machine.glibc and numbers(machine.glibc) < numbers(needed):
-        return Rejection(f"it needs glibc {needed}, this is {machine.glibc}")
+        return Rejection(f"It needs glibc {needed}, this is {machine.glibc}.")
     return None
 
 
@@ -172,17 +176,17 @@ def _other_torch(manifest: Manifest, machine: Machine) -> Rejection | None:
         return None
     if manifest.fits_any_python:
         if machine.torch_release < manifest.least_torch:
-            return Rejection(f"it needs torch {manifest.torch_needed}, this is {machine.torch_version}")
+            return Rejection(f"It needs torch {manifest.torch_needed}, this is {machine.torch_version}.")
         return None
     if parse_release(manifest.torch) != machine.torch_release:
-        return Rejection(f"it was built with torch {manifest.torch}, this is {machine.torch_version}")
+        return Rejection(f"It was built with torch {manifest.torch}, this is {machine.torch_version}.")
     return None
 
 
 def _other_python(manifest: Manifest, machine: Machine) -> Rejection | None:
     python_abi = manifest.key_parts.get("python abi")
     if python_abi is not None and python_abi != machine.python_abi:
-        return Rejection(f"it was built for Python ABI {python_abi}, this is {machine.python_abi}")
+        return Rejection(f"It was built for Python ABI {python_abi}, this is {machine.python_abi}.")
     return None
 
 
@@ -195,7 +199,7 @@ def _other_devices(manifest: Manifest, machine: Machine) -> Rejection | None:
     for index, capability in enumerate(machine.cuda_capabilities):
         if not serves(archs, capability):
             found = ".".join(map(str, capability))
-            return Rejection(f"it was built for CUDA architectures {';'.join(archs)}, device {index} is {found}")
+            return Rejection(f"It was built for CUDA architectures {';'.join(archs)}, device {index} is {found}.")
     return None
 
 
@@ -206,9 +210,9 @@ def _other_sycl(manifest: Manifest, machine: Machine) -> Rejection | None:
     runtime = machine.sycl
     if runtime is None:
         remedy = "Install the SYCL runtime: pip install intel-sycl-rt intel-opencl-rt."
-        return Rejection(f"it needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed", remedy)
+        return Rejection(f"It needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed.", remedy)
     if str(runtime.major) != needed:
-        return Rejection(f"it needs {SYCL_LIBRARY}.{needed}, the installed SYCL runtime is {runtime.version}")
+        return Rejection(f"It needs {SYCL_LIBRARY}.{needed}, the installed SYCL runtime is {runtime.version}.")
     return None
 
 
@@ -216,6 +220,25 @@ def _other_tvm_ffi(manifest: Manifest, machine: Machine) -> Rejection | None:
     built_with = manifest.key_parts.get("library tvm_ffi")
     if built_with is None or built_with == machine.tvm_ffi:
         return None
-    if isinstance(machine.tvm_ffi, Rejection):
-        return machine.tvm_ffi
-    return Rejection(f"it was built with apache-tvm-ffi {built_with}, this is {machine.tvm_ffi}")
+    if not machine.tvm_ffi:
+        remedy = f"Install it: pip install apache-tvm-ffi=={built_with}."
+        return Rejection(f"It needs apache-tvm-ffi {built_with}, which cannot be imported.", remedy)
+    return Rejection(f"It was built with apache-tvm-ffi {built_with}, this is {machine.tvm_ffi}.")
+
+
+def _older_cxx_library(manifest: Manifest, machine: Machine) -> Rejection | None:
+    families = ("GLIBCXX", "CXXABI") if machine.cxx_library else ()
+    needed = {f"{family}_{manifest.needs[family]}" for family in families if family in manifest.needs}
+    lacking = " and ".join(sorted(needed - machine.cxx_library))
+    return Rejection(f"It needs {lacking}, which the installed C++ library lacks.") if lacking else None
+
+
+_MACHINE_CHECKS = (
+    _other_platform,
+    _other_torch,
+    _other_python,
+    _other_devices,
+    _other_sycl,
+    _other_tvm_ffi,
+    _older_cxx_library,
+)

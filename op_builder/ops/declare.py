@@ -82,7 +82,6 @@ def native_spec(
 
     spec = OpSpec(
         recipe.op,
-        f"{front_end.__module__}.{front_end.__qualname__}",
         plan or partial(plan_of, recipe),
         front_end=front_end,
         build_checks=build_checks,
@@ -174,8 +173,7 @@ def python_spec(name: str, front_end: Callable[[], Any]) -> OpSpec:
     def build_checks(*_: object) -> list[CheckOutcome]:
         return [Passed("implementation", "Python code on torch")]
 
-    author = f"{front_end.__module__}.{front_end.__qualname__}"
-    return OpSpec(name, author, no_plan, build_checks=build_checks, python=cache(front_end))
+    return OpSpec(name, no_plan, build_checks=build_checks, python=cache(front_end))
 
 
 def host_optimizer(name: str, builder: str, formula: str, front_end: type) -> OpFamily:

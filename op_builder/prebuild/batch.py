@@ -12,16 +12,15 @@ from typing import TypeVar
 
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Entry
-from op_builder.engine.build import BuildOptions
+from op_builder.engine.build import BuildOptions, build
 from op_builder.engine.kernels import compile_kernels
 from op_builder.errors import AccelError, BuildCancelled
-from op_builder.load.load import build
 from op_builder.load.lookup import Lookup
-from op_builder.system.outcomes import failures
+from op_builder.load.resolve import BUILD, CACHED, PYTHON, resolve
 from op_builder.system.target import Target
 from op_builder.toolchains.jobs import JobBudget, allowed_jobs, job_bytes
 
-Report = Callable[[str, int, int, str], None]
+OpProgress = Callable[[str, int, int, str], None]
 """Called with (op, finished steps, all steps or 0 if unknown, the last step)."""
 
 T = TypeVar("T")
@@ -29,7 +28,7 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OpResult:
     """One op's result: ``built``, ``cached``, ``skipped`` (incompatible with this machine), ``failed``, ``cancelled``.
 
     ``message`` is the reason, or for an available op what it lacks, such as SYCL kernels without a device.
@@ -47,24 +46,24 @@ def build_all(
     *,
     required: Container[str],
     force: bool,
-    report: Report,
+    progress: OpProgress,
     with_kernels: bool = False,
     target: Target | None = None,
     namespace: str | None = None,
-) -> list[Outcome]:
+) -> list[OpResult]:
     """Build the ops into the cache in parallel; a failure of one does not affect the others.
 
     Args:
         required: names of the ops that fail if they are incompatible with this machine; other ops are skipped.
         force: compile ops that are in the cache, too.
-        report: called at every step, from several threads.
+        progress: called at every step, from several threads.
         with_kernels: also compile all kernels of SYCL ops; otherwise a build compiles one of them.
         target: the platform to build for; None for this machine.
         namespace: torch namespace in which the library registers its ops when it is opened.
     """
-    batch = _Batch(required, force, report, with_kernels, target, namespace)
+    batch = _Batch(required, force, progress, with_kernels, target, namespace)
     for builder in builders:
-        report(builder.name, 0, 0, "checking")
+        progress(builder.name, 0, 0, "checking")
     try:
         jobs = allowed_jobs([])  # checks compile small programs
     except AccelError:
@@ -74,7 +73,7 @@ def build_all(
     needs = [job_bytes(each.plan) for each in lookups]
     total = allowed_jobs(needs) if needs else 1
     built = iter(batch.run_parallel(functools.partial(batch.build, budget=JobBudget(total)), lookups, total))
-    return [found if isinstance(found, Outcome) else next(built) for found in prepared]
+    return [found if isinstance(found, OpResult) else next(built) for found in prepared]
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class _Batch:
 
     required: Container[str]
     force: bool
-    report: Report
+    progress: OpProgress
     with_kernels: bool
     target: Target | None
     namespace: str | None
@@ -99,57 +98,62 @@ class _Batch:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def prepare(self, builder: OpBuilder) -> Outcome | Lookup:
-        """The outcome of an op that need not be compiled, or what is needed to compile it."""
+    def prepare(self, builder: OpBuilder) -> OpResult | Lookup:
+        """The result of an op that need not be compiled, or what is needed to compile it."""
         found = self._guarded(builder.name, lambda: self._prepare(builder))
-        self.report(builder.name, 0, 0, found.status if isinstance(found, Outcome) else "waiting")
+        self.progress(builder.name, 0, 0, found.status if isinstance(found, OpResult) else "waiting")
         return found
 
-    def _prepare(self, builder: OpBuilder) -> Outcome | Lookup:
-        spec, cache = builder.spec(), builder.cache
-        lookup = Lookup(spec, cache, target=self.target, namespace=self.namespace)
-        missing = failures(spec.build_checks(cache, lambda: lookup.plan))
-        reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
-        if spec.unavailable is not None:
-            reasons = f"{spec.unavailable.reason} {spec.unavailable.remedy}"
-        reasons = reasons or spec.own_rejection() or ""
-        if reasons:
-            return Outcome(builder.name, "failed" if builder.name in self.required else "skipped", message=reasons)
-        if spec.python is not None:
-            return Outcome(builder.name, "skipped", message="It is Python code; nothing is compiled.")
-        cached = None if self.force else lookup.find_cached()
-        return lookup if cached is None else self._done(lookup, cached, "cached")
+    def _prepare(self, builder: OpBuilder) -> OpResult | Lookup:
+        spec = builder.spec()
+        lookup = Lookup(spec, builder.cache, target=self.target, namespace=self.namespace, to_load=False)
+        candidates = resolve(lookup, (BUILD,) if self.force else (CACHED, BUILD))
+        chosen = next(each for each in candidates if each.rejection is None or each.way in (BUILD, PYTHON))
+        if chosen.rejection is not None:
+            status = "failed" if builder.name in self.required else "skipped"
+            return OpResult(builder.name, status, message=str(chosen.rejection))
+        if chosen.way == PYTHON:
+            return OpResult(builder.name, "skipped", message="It is Python code; nothing is compiled.")
+        if chosen.entry is None:
+            return lookup
+        lookup.cache.note_use(chosen.entry)
+        return self._done(lookup, chosen.entry, "cached")
 
-    def build(self, lookup: Lookup, budget: JobBudget) -> Outcome:
-        """Build one op; returns a failure as an outcome."""
+    def build(self, lookup: Lookup, budget: JobBudget) -> OpResult:
+        """Build one op; returns a failure as a result."""
         op = lookup.plan.op
-        options = BuildOptions(functools.partial(self.report, op), self.force, budget, self.cancel, is_shown=True)
-        outcome = self._guarded(op, lambda: self._done(lookup, build(lookup, options), "built"))
-        self.report(op, 0, 0, outcome.status)
-        return outcome
+        options = BuildOptions(functools.partial(self.progress, op), self.force, budget, self.cancel, is_shown=True)
 
-    def _done(self, lookup: Lookup, entry: Entry, status: str) -> Outcome:
-        """The outcome of an op with an entry; compiles its SYCL kernels if requested."""
+        def compiled() -> OpResult:
+            entry = build(lookup.plan, lookup.key, lookup.require_toolset(), lookup.cache, options)
+            return self._done(lookup, entry, "built")
+
+        result = self._guarded(op, compiled)
+        self.progress(op, 0, 0, result.status)
+        return result
+
+    def _done(self, lookup: Lookup, entry: Entry, status: str) -> OpResult:
+        """The result of an op with an entry; compiles its SYCL kernels if requested."""
         note = ""
         plan = lookup.plan
         if self.with_kernels and plan.sycl is not None and lookup.toolset is not None:
-            self.report(plan.op, 0, 0, "compiling kernels")
+            self.progress(plan.op, 0, 0, "compiling kernels")
             reason = compile_kernels(entry.artifact, plan, lookup.toolset, lookup.cache)
             note = f"kernels not compiled: {reason}" if reason else ""
-        return Outcome(plan.op, status, message=note, path=str(entry.artifact))
+        return OpResult(plan.op, status, message=note, path=str(entry.artifact))
 
-    def _guarded(self, op: str, step: Callable[[], T]) -> T | Outcome:
-        """The result of ``step()``; an outcome also gets its duration, an error becomes a ``failed`` one."""
+    def _guarded(self, op: str, step: Callable[[], T]) -> T | OpResult:
+        """The result of ``step()``; it also gets its duration, an error becomes a ``failed`` one."""
         started = time.monotonic()
-        result: T | Outcome
+        result: T | OpResult
         try:
             result = step()
         except BuildCancelled as error:
-            result = Outcome(op, "cancelled", message=str(error))
+            result = OpResult(op, "cancelled", message=str(error))
         except AccelError as error:
-            result = Outcome(op, "failed", message=str(error))
+            result = OpResult(op, "failed", message=str(error))
         except Exception as error:  # another package's builder may raise anything
-            result = Outcome(op, "failed", message=f"{type(error).__name__}: {error}")
-        if isinstance(result, Outcome):
+            result = OpResult(op, "failed", message=f"{type(error).__name__}: {error}")
+        if isinstance(result, OpResult):
             return replace(result, seconds=round(time.monotonic() - started, 2))
         return result

@@ -25,7 +25,6 @@ from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.failures import cache_error
 from op_builder.cache.key import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
-from op_builder.catalog.builders import PythonOpBuilder, UnavailableOpBuilder
 from op_builder.catalog.index import family_of
 from op_builder.catalog.registry import all_builders, registered_packages
 from op_builder.device import is_accelerator_named, requested_package
@@ -33,7 +32,7 @@ from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
 from op_builder.plan import Binding
-from op_builder.prebuild.batch import Outcome, Report, build_all
+from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.system.records import encode
@@ -62,12 +61,12 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     target = requested_target()
     accelerator, package = requested_package() if target is None else ("cpu", HOST_PACKAGE)
     every = [*all_builders(package).values(), *all_builders(HOST_PACKAGE).values()]
-    candidates = [builder for builder in every if not isinstance(builder, PythonOpBuilder)]
-    incomplete = [found for found in registered_packages(package) if found.problem_text]
-    request.check_names(candidates, " ".join(found.problem_text for found in incomplete))
-    problems = [found.problem_text for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
-    for problem in problems:
-        log(f"warning: {problem}")
+    candidates = [builder for builder in every if builder.spec().python is None]
+    incomplete = [found for found in registered_packages(package) if found.reasons]
+    request.check_names(candidates, " ".join(found.reason for found in incomplete))
+    reasons = [found.reason for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
+    for reason in reasons:
+        log(f"warning: {reason}")
     if target is not None:
         use = f"host ops for {target.name}"
     elif is_accelerator_named():
@@ -79,15 +78,15 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     own = [builder for builder in candidates if _is_in(tree, builder)]
     chosen, left_out = _choose(own, request, accelerator, target)
     if not any(map(request.wants, own)):
-        if problems and request.everything:
-            raise _nothing_built(problems)
+        if reasons and request.everything:
+            raise _nothing_built(reasons)
         log("no op of this project is requested; the wheel has none")
         return ""
     if target is None:
         _reject_cpu_of_compiler()
     with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
-        outcomes = build_all(chosen, required=required, force=False, report=_log_progress(len(chosen)), target=target)
+        outcomes = build_all(chosen, required=required, force=False, progress=_log_progress(len(chosen)), target=target)
         _raise_failures(chosen, outcomes)
         left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
@@ -127,7 +126,7 @@ def _nothing_built(reasons: Sequence[str]) -> IncompatibleOpError:
 
 
 def _reject_cpu_of_compiler() -> None:
-    """Reject -march in CXX: it is not in the recipe, so load() could not detect a binary for another CPU."""
+    """Reject -march in CXX: it is not in the plan, so load() could not detect a binary for another CPU."""
     try:
         command = find_cxx(Cache().memo).command
     except ToolchainError:  # each op's checks report it
@@ -141,23 +140,23 @@ def _reject_cpu_of_compiler() -> None:
 
 
 def _is_in(tree: Path, builder: OpBuilder) -> bool:
-    """Whether the wheel contains the package of a builder; an op that the device lacks belongs to this project."""
-    declared = builder.INSTEAD_OF if isinstance(builder, UnavailableOpBuilder) else type(builder)
-    if declared is None:
+    """Whether the wheel contains the package that declares the op: this project, or that of an author's class."""
+    owner = builder.spec().owner
+    if owner is None:
         return Path(__file__).resolve().is_relative_to(tree)
-    package = outermost_package(declared)
+    package = outermost_package(owner)
     return package is not None and package.is_relative_to(tree)
 
 
 def _choose(
     builders: Sequence[OpBuilder], request: BuildRequest, accelerator: str, target: Target | None
 ) -> tuple[list[OpBuilder], dict[str, str]]:
-    """The builders to build, each recipe once, and why the others are left out; empty if not requested."""
-    available = {builder.name for builder in builders if not isinstance(builder, UnavailableOpBuilder)}
+    """The builders to build, each class once, and why the others are left out; empty if not requested."""
+    available = {builder.name for builder in builders if builder.spec().unavailable is None}
     chosen: dict[str, OpBuilder] = {}
     left_out: dict[str, str] = {}
     for builder in builders:
-        if isinstance(builder, UnavailableOpBuilder) and builder.name in available:
+        if builder.spec().unavailable is not None and builder.name in available:
             continue  # another device has it
         lacking = _reason_against_target(builder, target)
         if lacking is not None and request.requires(builder):
@@ -177,8 +176,8 @@ def _reason_against(builder: OpBuilder, request: BuildRequest, accelerator: str)
     variable, device = variable_of(builder), _device_of(builder)
     if not request.wants(builder):
         return f"{variable}=0" if variable in request.ops else ""
-    if isinstance(builder, UnavailableOpBuilder):
-        return builder.reason
+    if (rejection := builder.spec().unavailable) is not None:
+        return rejection.reason
     if device not in (None, accelerator):
         return f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
     return None
@@ -202,7 +201,7 @@ def _device_of(builder: OpBuilder) -> str | None:
     return "xpu" if isinstance(builder, SYCLOpBuilder) else None
 
 
-def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> None:
+def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[OpResult]) -> None:
     failed = [(builder, each) for builder, each in zip(builders, outcomes, strict=True) if each.status == "failed"]
     if failed:
         switches = ", ".join(dict.fromkeys(f"{variable_of(builder)}=0" for builder, _ in failed))
@@ -212,7 +211,7 @@ def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) 
         )
 
 
-def _copy_binary(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[str, Any]]:
+def _copy_binary(builder: OpBuilder, outcome: OpResult) -> tuple[Path, Manifest, dict[str, Any]]:
     """Copy a binary from the cache to its package; returns the package, the manifest and the facts for the index."""
     package, artifact = outermost_package(type(builder)), Path(outcome.path)
     assert package is not None  # _is_in() has found it
@@ -263,7 +262,7 @@ def _writable_cache() -> Iterator[None]:
         yield
 
 
-def _log_progress(ops: int) -> Report:
+def _log_progress(ops: int) -> OpProgress:
     finished: list[str] = []
 
     def report(op: str, done: int, total: int, step: str) -> None:

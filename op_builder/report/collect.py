@@ -14,8 +14,8 @@ from op_builder import paths
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.recipe_of import missing_include_dirs
 from op_builder.cache.compare import nearest_miss
+from op_builder.cache.key import PlanKey
 from op_builder.cache.store import Cache
-from op_builder.catalog.builders import UnavailableOpBuilder
 from op_builder.catalog.registry import all_builders, device_package, registered_packages
 from op_builder.device import accelerator_facts, current_accelerator, current_package
 from op_builder.engine.commands import build_commands
@@ -23,10 +23,10 @@ from op_builder.errors import AccelError, UnknownOpError
 from op_builder.load.decision import Decision, decide
 from op_builder.load.lookup import Lookup
 from op_builder.load.prebuilt import INDEX, read_index
-from op_builder.load.resolve import Candidate
+from op_builder.load.resolve import CACHED, PREBUILT, Candidate
 from op_builder.messages import did_you_mean
 from op_builder.report import machine
-from op_builder.system.outcomes import Failed, facts_of, guarded
+from op_builder.system.outcomes import Failed, Rejection, facts_of, guarded
 from op_builder.system.records import RecordError
 
 _SYCL_PACKAGE = "op_builder.xpu"
@@ -50,7 +50,7 @@ class OpRow:
 def op_row(builder: OpBuilder) -> OpRow:
     """The report's row for one op."""
     try:
-        return _row(builder, _decided(builder))
+        return _row(builder, decide(builder.spec(), lambda: _read_only_cache(builder)))
     except Exception as error:  # another package's builder may raise anything, and the report must survive it
         return OpRow(
             name=builder.name,
@@ -58,7 +58,7 @@ def op_row(builder: OpBuilder) -> OpRow:
             installed=False,
             cached=False,
             compatible=False,
-            reason=f"its builder fails: {type(error).__name__}: {error}",
+            reason=f"Its builder fails: {type(error).__name__}: {str(error).rstrip('.')}.",
             remedy=f"Report this to the author of {type(builder).__module__}.",
             summary=builder.SUMMARY,
             prebuilt=None,
@@ -70,35 +70,23 @@ def _read_only_cache(builder: OpBuilder) -> Cache:
     return Cache(builder.cache.root, is_ours=False)
 
 
-def _decided(builder: OpBuilder) -> Decision:
-    return decide(builder.spec(), lambda: _read_only_cache(builder))
-
-
 def _row(builder: OpBuilder, found: Decision) -> OpRow:
-    several = len(found.failed) > 1
-    reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
-    remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
-    compatible = not found.failed
-    # Another package's builder may override is_compatible(), which load() calls, too.
-    rejection = guarded("is_compatible()", builder.own_rejection) if compatible else None
-    if rejection is not None:
-        compatible = False
-        reasons.append(rejection.reason if isinstance(rejection, Failed) else rejection)
-        remedies.append("Ask the op's author; the op's own is_compatible() gives this reason.")
+    reason, remedy = found.rejection or Rejection("")
+    notes = []
     missing = guarded("include_paths()", lambda: missing_include_dirs(builder))
     if missing and not isinstance(missing, Failed):
-        reasons.append(f"include directories that do not exist are ignored: {', '.join(missing)}")
+        notes.append(f"Include directories that do not exist are ignored: {', '.join(missing)}.")
     prebuilt = found.prebuilt
     if prebuilt is not None and prebuilt.rejection is not None:
-        reasons.append(f"the prebuilt binary is ignored: {' '.join(filter(None, prebuilt.rejection))}")
+        notes.append(f"The prebuilt binary is ignored. {prebuilt.rejection}")
     return OpRow(
         name=builder.name,
         builder=type(builder).__name__,
-        installed=found.is_installed,
-        cached=found.cached is not None,
-        compatible=compatible,
-        reason="; ".join([*(reason.removesuffix(".") for reason in reasons[:-1]), *reasons[-1:]]),
-        remedy=" ".join(remedies),
+        installed=found.accepted(PREBUILT) is not None,
+        cached=found.accepted(CACHED) is not None,
+        compatible=found.rejection is None,
+        reason=" ".join(filter(None, [reason, *notes])),
+        remedy=remedy,
         summary=builder.SUMMARY,
         prebuilt=_entry(prebuilt),
     )
@@ -142,7 +130,7 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
         builders = [find_op(name) for name in ops]
     else:
         every = all_builders(_accelerator()[1]).values()
-        builders = [builder for builder in every if not isinstance(builder, UnavailableOpBuilder)]
+        builders = [builder for builder in every if builder.spec().unavailable is None]
     rows = [op_row(builder) for builder in builders]
     problems = [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
     if not ops:
@@ -171,15 +159,15 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
     package = _accelerator()[1] if package is None else package
     builders = list(all_builders(package).values())
     named = [builder for builder in builders if name in (builder.name, type(builder).__name__)]
-    if not named or isinstance(named[0], UnavailableOpBuilder):
+    if not named or named[0].spec().unavailable is not None:
         classes = device_package(_SYCL_PACKAGE).classes
         named = [*(cls() for class_name, cls in classes.items() if name in (cls.NAME, class_name)), *named]
     if named:
         return named[0]
     names = [builder.name for builder in builders]
-    problems = [other.problem_text for other in registered_packages(package)]
+    reasons = [other.reason for other in registered_packages(package)]
     raise UnknownOpError(
-        " ".join(filter(None, [f"Unknown op {name!r}.", *problems])),
+        " ".join(filter(None, [f"Unknown op {name!r}.", *reasons])),
         f"{did_you_mean(name, names)} The ops are: {', '.join(names)}. "
         "Name an op that no package registers as package.module:Builder.".lstrip(),
     )
@@ -219,20 +207,19 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
 
 def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
-    found, checks = _decided(builder), guarded("checks", builder.check)
+    found = decide(builder.spec(), lambda: _read_only_cache(builder))
+    lookup, cached = found.lookup, found.accepted(CACHED)
+    checks = [*lookup.build_checks, *lookup.load_checks] if lookup is not None else []
     explained: dict[str, Any] = {
         **asdict(_row(builder, found)),
-        "checks": [
-            {"passed": not isinstance(outcome, Failed), **facts_of(outcome)}
-            for outcome in ([checks] if isinstance(checks, Failed) else checks)
-        ],
-        "cache_entry": _entry(found.cached),
+        "checks": [{"passed": not isinstance(outcome, Failed), **facts_of(outcome)} for outcome in checks],
+        "cache_entry": _entry(cached),
     }
-    request = guarded("plan", lambda: _planned(builder))
-    if isinstance(request, Failed):
+    key = guarded("key", lambda: lookup.key) if lookup is not None else None
+    if lookup is None or not isinstance(key, PlanKey):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
-    plan = request.plan
-    explained["miss"] = _miss(request) if found.cached is None else None
+    plan = lookup.plan
+    explained["miss"] = _miss(lookup) if cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
         "artifact": plan.artifact_name,
@@ -242,10 +229,10 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
         "include_dirs": [str(path) for path in plan.include_dirs],
         **{name: list(getattr(plan, name)) for name in ("cxx_flags", "nvcc_flags", "cuda_archs", "link_flags")},
     }
-    explained["key"] = {"digest": request.key.digest, "parts": dict(request.key.parts)}
+    explained["key"] = {"digest": key.digest, "parts": dict(key.parts)}
     commands: list[str] = []
-    if request.toolset is not None:
-        built = build_commands(plan, request.toolset)
+    if lookup.toolset is not None:
+        built = build_commands(plan, lookup.toolset)
         steps = [*(step.command for step in built.compile_steps), built.device_link]
         steps += [*built.stand_ins.values(), built.link]
         commands = [shlex.join(step) for step in steps if step]
@@ -264,32 +251,24 @@ def _accelerator() -> tuple[dict[str, Any], str]:
 
 
 def _registered(package: str) -> list[dict[str, Any]]:
-    """The ops that other packages register, and the problems with others."""
+    """The ops that other packages register, and why others are missing."""
     return [
         {
             "label": other.label,
             "module": other.module,
             "ops": list(dict.fromkeys(cls.NAME for cls in other.classes.values())),
-            "problems": list(other.problems),
+            "reasons": list(other.reasons),
         }
         for other in registered_packages(package)
     ]
 
 
-def _planned(builder: OpBuilder) -> Lookup:
-    """What ``load()`` knows of the op, with its key."""
-    lookup = Lookup(builder.spec(), _read_only_cache(builder))
-    _ = lookup.key
-    return lookup
-
-
-def _miss(request: Lookup) -> dict[str, Any]:
-    """Why no entry of the cache matches: it is damaged, or it differs from the request."""
-    request.find_cached()
-    for directory, reason in request.cache.damaged.items():
-        return {"nearest": str(directory), "differences": [f"damaged, will be moved away and rebuilt: {reason}"]}
-    cache = request.cache
-    nearest, differences = nearest_miss(cache.entries(request.plan.op), request.key, request.roots, cache.memo)
+def _miss(lookup: Lookup) -> dict[str, Any]:
+    """Why no entry of the cache matches: it is damaged, or it differs from what would be built."""
+    cache = lookup.cache
+    for directory, rejection in cache.damaged.items():
+        return {"nearest": str(directory), "differences": [f"{rejection.reason} It will be moved away and rebuilt."]}
+    nearest, differences = nearest_miss(cache.entries(lookup.plan.op), lookup.key, lookup.roots, cache.memo)
     return {"nearest": None if nearest is None else str(nearest.directory), "differences": differences}
 
 
@@ -300,7 +279,7 @@ def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
         try:
             index = read_index(root)
         except RecordError as error:
-            index = {"problem": f"{INDEX} cannot be read: {error}; reinstall the package"}
+            index = {"reason": f"{INDEX} cannot be read: {error}. Reinstall the package."}
         if index is not None:
             wheels.append({"package": root.parent.name, "directory": str(root), **index})
     return wheels

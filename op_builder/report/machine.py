@@ -17,7 +17,8 @@ from op_builder.cache.failures import cache_error
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, CacheError, IncompatibleOpError
-from op_builder.load.load import load, without_compiling
+from op_builder.load.load import load
+from op_builder.load.lookup import without_compiling
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.outcomes import Passed, facts_of, failures
 from op_builder.system.records import Memo
@@ -118,14 +119,14 @@ def _storage_engines() -> dict[str, Any]:
     forced = forced_engine()
     try:
         with without_compiling():
-            refusals = load(async_io.spec_for("cpu"), Cache(is_ours=False)).engine_refusals()
+            reasons = load(async_io.spec_for("cpu"), Cache(is_ours=False)).engine_reasons()
     except IncompatibleOpError:
         return {"error": "Not checked: async_io is not built.", "remedy": "Run python -m op_builder.build async_io."}
-    working = [name for name, refusal in refusals.items() if refusal is None]
+    working = [name for name, reason in reasons.items() if reason is None]
     return {
         "forced": forced,
         "in_use": next((name for name in working if forced in (None, name)), None),
-        "engines": [{"name": name, "refusal": refusal} for name, refusal in refusals.items()],
+        "engines": [{"name": name, "reason": reason} for name, reason in reasons.items()],
     }
 
 

@@ -89,8 +89,8 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
 def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for wheel in data["wheels"]:
-        if "problem" in wheel:
-            rows.append((wheel["package"], wheel["problem"]))
+        if "reason" in wheel:
+            rows.append((wheel["package"], wheel["reason"]))
             continue
         rows.append(
             (wheel["package"], f"{wheel['tag']}, for accelerator {wheel['accelerator']}, by {wheel['built_by']}")
@@ -128,8 +128,8 @@ def _registered_rows(packages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for package in packages:
         text = Text(f"{package['module']}: {', '.join(package['ops']) or 'no ops'}")
-        for problem in package["problems"]:
-            text.append(f"\n{problem}", style="yellow")
+        for reason in package["reasons"]:
+            text.append(f"\n{reason}", style="yellow")
         rows.append((package["label"], text))
     return rows
 
@@ -209,8 +209,8 @@ def _storage_engine(storage: dict[str, Any]) -> Any:
     if storage["forced"] and storage["in_use"]:
         text.append(", set by ACCEL_AIO_ENGINE")
     for engine in storage["engines"]:
-        if engine["refusal"] is not None:
-            text.append(f"\nnot {engine['name']}: {engine['refusal']}", style="yellow")
+        if engine["reason"] is not None:
+            text.append(f"\nnot {engine['name']}: {engine['reason']}", style="yellow")
         elif engine["name"] != storage["in_use"]:
             text.append(f"; {engine['name']} also works")
     return text

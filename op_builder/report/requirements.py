@@ -97,8 +97,8 @@ class Requirement(NamedTuple):
 
 def requirements_of(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Requirement]:
     """All requirements of one library."""
-    if binary.elf.fault:
-        return [Requirement("file", "none", binary.elf.fault, binary.elf.fault)]
+    if binary.elf.unusable:
+        return [Requirement("file", "none", binary.elf.unusable, binary.elf.unusable)]
     names = {name for name in binary.elf.undefined if "@" not in name} - binary.given
     standard = {name for name in names if _STANDARD_CXX.match(name)}
     python = {name for name in names if _PYTHON.match(name)}

@@ -56,7 +56,7 @@ class Elf(NamedTuple):
         optional: those that may be missing (weak).
         versions: all versions that it needs of libraries, also without a symbol: ``GLIBC_2.14``, ``GLIBC_ABI_DT_RELR``.
         isa: the x86-64 level that the file is marked with, such as ``x86-64-v3``; empty without a mark.
-        fault: why no machine can open it: ``it is a program``; empty for a shared library.
+        unusable: why no machine can open it: ``it is a program``; empty for a shared library.
         has_executable_stack: whether it asks for one.
     """
 
@@ -68,7 +68,7 @@ class Elf(NamedTuple):
     optional: frozenset[str]
     versions: frozenset[str]
     isa: str
-    fault: str = ""
+    unusable: str = ""
     has_executable_stack: bool = False
 
 
@@ -218,12 +218,12 @@ def _read(file: _File) -> Elf:
         frozenset(optional),
         frozenset(name for name, is_weak in versions.values() if not is_weak),
         "" if not isa else "x86-64" if isa == 1 else f"x86-64-v{isa.bit_length()}",
-        _fault(file, tags),
+        _reason_unusable(file, tags),
         bool(stack[-1] & 1) if stack else machine in ("x86_64", "i686"),  # their ABI's default
     )
 
 
-def _fault(file: _File, tags: dict[int, int]) -> str:
+def _reason_unusable(file: _File, tags: dict[int, int]) -> str:
     if file.type != _SHARED:
         return f"it is {_KINDS.get(file.type, 'neither a library nor a program')}"
     if tags.get(_FLAGS_1, 0) & _PIE:

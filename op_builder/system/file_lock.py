@@ -11,7 +11,7 @@ def try_lock(file: int | IO[Any]) -> bool:
     Raises:
         OSError: the file system has no locks.
     """
-    import fcntl  # not at the top: Windows, where only the commands' error is printed, has none
+    import fcntl
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

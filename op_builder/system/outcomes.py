@@ -5,19 +5,28 @@ A module of its own, because a warm load may create an outcome and must not impo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from op_builder.errors import AccelError, IncompatibleOpError
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class Rejection(NamedTuple):
-    """Why something is not used, or does not work here, and what to do about it."""
+    """Why something is not used, or does not work here, and what to do about it; both are sentences."""
 
     reason: str
     remedy: str = ""
+
+    @staticmethod
+    def of(error: AccelError) -> Rejection:
+        return Rejection(error.message, error.remedy)
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.remedy}".rstrip()
 
 
 class Passed(NamedTuple):
@@ -62,18 +71,31 @@ def guarded(name: str, make: Callable[[], T]) -> T | Failed:
     try:
         return make()
     except AccelError as error:
-        return Failed(name, Rejection(error.message, error.remedy))
+        return Failed(name, Rejection.of(error))
     except Exception as error:
         # A check of another package's builder may raise anything; the report must survive it.
+        logger.debug("%s failed.", name, exc_info=True)
+        text = str(error).rstrip(".")
         return Failed(
-            name, Rejection(f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
+            name, Rejection(f"The check itself failed: {type(error).__name__}: {text}.", "Report this to its author.")
         )
 
 
+def rejection_of(outcomes: Iterable[CheckOutcome]) -> Rejection | None:
+    """One rejection for all failed checks; None if all passed."""
+    failed = list(dict.fromkeys(failures(outcomes)))
+    if not failed:
+        return None
+    reasons = [failure.reason if len(failed) == 1 else f"{failure.name}: {failure.reason}" for failure in failed]
+    return Rejection(" ".join(reasons), " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy)))
+
+
+def unavailable(op: str, rejection: Rejection) -> IncompatibleOpError:
+    """The error of an op that cannot be built or loaded here."""
+    return IncompatibleOpError(f"Op '{op}' is not available here. {rejection.reason}", rejection.remedy)
+
+
 def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:
-    """Raise an IncompatibleOpError that names every failed check."""
-    failed = failures(outcomes)
-    if failed:
-        reasons = "; ".join(f"{failure.name}: {failure.reason.removesuffix('.')}" for failure in failed)
-        remedies = " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy))
-        raise IncompatibleOpError(f"Op '{op}' is not available here. {reasons}.", remedies)
+    """Raise an IncompatibleOpError with the reason of every failed check."""
+    if (rejection := rejection_of(outcomes)) is not None:
+        raise unavailable(op, rejection)

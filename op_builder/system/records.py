@@ -20,7 +20,8 @@ from typing import Any
 from op_builder.system.file_contents import replace_text
 
 Check = Callable[[Any], bool]
-Schema = Mapping[str, Check]
+Schema = Mapping[str, Any]
+"""For each member its check; for one that is an object with fixed members, their schema."""
 
 _MOST_BYTES = 16 << 20
 # Within the object, lines begin with blanks.
@@ -108,7 +109,9 @@ def require(record: Any, schema: Schema) -> None:
         names = sorted(map(ascii, record.keys() ^ schema.keys()))
         raise RecordError(f"members are missing or unknown: {', '.join(names)[:200]}")
     for name, check in schema.items():
-        if not check(record[name]):
+        if isinstance(check, Mapping):
+            require(record[name], check)
+        elif not check(record[name]):
             raise RecordError(f"its member {name!r} is not valid")
 
 
@@ -203,10 +206,9 @@ def mapping_of(check: Check) -> Check:
     return lambda value: type(value) is dict and are_texts(list(value)) and all(map(check, value.values()))
 
 
-def members(schema: Schema) -> Check:
-    """An object with exactly these members."""
-    columns = rows_of({name: list_of(check) for name, check in schema.items()})
-    return lambda value: columns([value])
+def objects_of(schema: Schema) -> Check:
+    """A list of objects with exactly these members."""
+    return rows_of({name: list_of(check) for name, check in schema.items()})
 
 
 def rows_of(columns: Schema) -> Check:
@@ -279,7 +281,7 @@ class Memo:
         entry = self._seen.get(subject)
         if entry is not None and _is_current(entry):
             return entry
-        table: Schema = {"subject": lambda value: value == subject, "fact": members(schema), "files": _are_statuses}
+        table: Schema = {"subject": lambda value: value == subject, "fact": schema, "files": _are_statuses}
         for directory in self._directories:
             with contextlib.suppress(OSError, RecordError):
                 kept = decode(read_text(directory / name, self._open_file), table, _MEMO_FORMAT)

@@ -31,6 +31,8 @@ _NAMED = {
     "Blackwell": "10.0;10.3;12.0;12.1+PTX",
 }
 _ENTRY = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+_NAMED_IN_FLAG = re.compile(r"\b(?:compute|sm)_(\d+)")
+_BF16_SINCE = 80
 
 # What a build without a device compiles for: the data-centre and desktop parts in use.
 _DEFAULT = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
@@ -126,6 +128,13 @@ def gencode_flags(archs: Iterable[str]) -> list[str]:
         if match[4]:
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags
+
+
+def all_have_bf16(archs: Iterable[str], nvcc_flags: Iterable[str]) -> bool:
+    """Whether all target architectures have bfloat16: those of ``archs``, or that ``nvcc_flags`` name instead."""
+    named = [int(number) for flag in nvcc_flags for number in _NAMED_IN_FLAG.findall(flag)]
+    numbers = [major * 10 + minor for major, minor in map(_number, archs)] or named
+    return bool(numbers) and min(numbers) >= _BF16_SINCE
 
 
 def _number(arch: str) -> tuple[int, int]:

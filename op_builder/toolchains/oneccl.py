@@ -115,7 +115,6 @@ def require_oneccl() -> OneCCL:
 
 def build_check(memo: Memo) -> CheckOutcome:
     """The host compiler compiles a small program against oneCCL, and links it."""
-    # Not at the top: opening oneCCL, part of a warm load, needs no compiler.
     from op_builder.toolchains.probes import remembered_failure_of
     from op_builder.toolchains.toolset import find_cxx
 
@@ -176,7 +175,7 @@ def open_oneccl(library: Path, kernels: Callable[[], Path | None] = lambda: None
 
 
 def _open(path: Path, kernels: Callable[[], Path | None], tried: set[str]) -> None:
-    import ctypes  # not at the top: importing it opens a library
+    import ctypes
 
     while True:
         try:

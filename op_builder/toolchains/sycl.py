@@ -135,7 +135,7 @@ def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
     if facts.ahead_runtime is None:
         # Not the wheels: they would be a second libsycl in the process.
         return Failed(
-            name, Rejection(f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
+            name, Rejection(f"Neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
         )
     is_ipex = toolchain is SyclToolchain.IPEX
     detail = "by intel_extension_for_pytorch" if is_ipex else f"torch for XPU {facts.torch_xpu}"
@@ -148,17 +148,17 @@ def _run_time_compiler(facts: SyclFacts) -> CheckOutcome:
         return Failed(
             name,
             Rejection(
-                "the op's kernels are part of its host code, which only a SYCL compiler can compile.",
+                "The op's kernels are part of its host code, which only a SYCL compiler can compile.",
                 "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
             ),
         )
     if facts.runtime is None:
-        return Failed(name, Rejection("no SYCL runtime with its headers is installed.", INSTALL_REMEDY))
+        return Failed(name, Rejection("No SYCL runtime with its headers is installed.", INSTALL_REMEDY))
     if facts.runtime.kernel_compiler is None:
         return Failed(
             name,
             Rejection(
-                f"the SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
+                f"The SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
             ),
         )
     return Passed(name, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")
@@ -193,7 +193,6 @@ def _chosen(chosen: CheckOutcome) -> CheckOutcome:
 
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     """The compiler of the host side compiles a small program against the SYCL runtime, and links it."""
-    # Not at the top: the check of devices, part of a warm load, needs no compiler.
     from op_builder.toolchains.probes import remembered_failure_of
     from op_builder.toolchains.sycl_ahead import find_icpx
     from op_builder.toolchains.toolset import find_cxx
@@ -201,7 +200,7 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     compiler = find_icpx(memo) if toolchain.is_ahead else None
     runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
     if runtime is None:
-        return Failed(_HOST, Rejection("no SYCL runtime with its headers is installed.", INSTALL_REMEDY))
+        return Failed(_HOST, Rejection("No SYCL runtime with its headers is installed.", INSTALL_REMEDY))
     if compiler is not None:
         start, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
     else:
@@ -228,7 +227,7 @@ def device_check(memo: Memo) -> CheckOutcome:
             return Passed(_DEVICE, f"{torch.xpu.device_count()} XPU device(s)")
     runtime = find_runtime()
     if runtime is None:
-        return Failed(_DEVICE, Rejection("no SYCL runtime is installed.", INSTALL_REMEDY))
+        return Failed(_DEVICE, Rejection("No SYCL runtime is installed.", INSTALL_REMEDY))
     answer = opencl_devices(runtime, memo)
     if answer.failure:
         return Failed(_DEVICE, Rejection(answer.failure, INSTALL_REMEDY))
@@ -239,7 +238,7 @@ def device_check(memo: Memo) -> CheckOutcome:
     return Failed(
         _DEVICE,
         Rejection(
-            f"the SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
+            f"The SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
             "Install Intel's OpenCL runtime for CPUs: pip install intel-opencl-rt; if OCL_ICD_FILENAMES is set, unset "
             "it or have it name libintelocl.so.",
         ),
@@ -250,7 +249,7 @@ def kernel_compiler_check(memo: Memo) -> CheckOutcome:
     """The library that compiles kernels in the process exists and can be opened."""
     runtime = find_runtime()
     if runtime is None:
-        return Failed(_COMPILER, Rejection("no SYCL runtime is installed.", INSTALL_REMEDY))
+        return Failed(_COMPILER, Rejection("No SYCL runtime is installed.", INSTALL_REMEDY))
     if runtime.kernel_compiler is None:
         return Failed(_COMPILER, Rejection(f"libsycl-jit.so is not in {runtime.library_dir}.", INSTALL_REMEDY))
     failure = opencl_devices(runtime, memo).compiler_failure

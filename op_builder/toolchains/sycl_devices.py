@@ -15,7 +15,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.interpreter import bare_command
 from op_builder.system.process import run
-from op_builder.system.records import Memo, Schema, is_flag, is_text, list_of, members
+from op_builder.system.records import Memo, Schema, is_flag, is_text, objects_of
 from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
 
 _TIMEOUT_S = 120.0
@@ -87,7 +87,7 @@ class SyclDevice:
 
 
 _DEVICE: Schema = {name: is_flag if kind == "bool" else is_text for name, kind in SyclDevice.__annotations__.items()}
-_ANSWER: Schema = {"devices": list_of(members(_DEVICE)), "compiler_failure": is_text}
+_ANSWER: Schema = {"devices": objects_of(_DEVICE), "compiler_failure": is_text}
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def open_runtime(kernels: Path | None, soname: str) -> None:
     variables = runtime_variables(runtime if is_ours else None, kernels)
     env.set_for_libraries({**variables, env.ACCEL_SET_FOR_SYCL.name: json.dumps({**_set_by_us(), **variables})})
     if not opened:
-        import ctypes  # not at the top: importing it opens a library
+        import ctypes
 
         assert runtime is not None
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from op_builder.builder import OpBuilder
 from op_builder.cache.store import Entry
-from op_builder.engine.build import BuildOptions
+from op_builder.engine.build import BuildOptions, build
 from op_builder.load.decision import Decision, decide
-from op_builder.load.load import build, require_compatible
 from op_builder.load.lookup import Lookup
-from op_builder.load.resolve import Candidate
+from op_builder.load.resolve import BUILD, CACHED, PREBUILT, Candidate, resolve
+from op_builder.system.outcomes import unavailable
 
 
 def lookup(builder: OpBuilder) -> Lookup:
@@ -16,13 +16,24 @@ def lookup(builder: OpBuilder) -> Lookup:
 
 
 def compile_op(builder: OpBuilder, options: BuildOptions | None = None) -> Entry:
-    return build(lookup(builder), options)
+    found = lookup(builder)
+    return build(found.plan, found.key, found.require_toolset(), found.cache, options)
+
+
+def find_cached(builder: OpBuilder) -> Entry | None:
+    """The entry in the cache that ``load()`` would use."""
+    return next((each.entry for each in resolve(lookup(builder), (CACHED,)) if each.rejection is None), None)
 
 
 def cached_or_built(builder: OpBuilder) -> Entry:
     """The entry in the cache, or what ``load()`` would build; does not open it."""
     found = lookup(builder)
-    return found.find_cached() or build(found, BuildOptions(precondition=lambda: require_compatible(found)))
+    for candidate in resolve(found, (CACHED, BUILD)):
+        if candidate.rejection is None and candidate.entry is not None:
+            return candidate.entry
+    if candidate.rejection is not None:
+        raise unavailable(builder.name, candidate.rejection)
+    return compile_op(builder)
 
 
 def decision(builder: OpBuilder) -> Decision:
@@ -35,4 +46,4 @@ def prebuilt(builder: OpBuilder) -> Candidate | None:
 
 
 def is_prebuilt(builder: OpBuilder) -> bool:
-    return decision(builder).is_installed
+    return decision(builder).accepted(PREBUILT) is not None

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from op_builder.cpu import AsyncIOBuilder
 
-ENGINES = [name for name, refusal in AsyncIOBuilder().load().engine_refusals().items() if refusal is None]
+ENGINES = [name for name, refusal in AsyncIOBuilder().load().engine_reasons().items() if refusal is None]

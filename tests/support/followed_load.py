@@ -1,10 +1,11 @@
-"""A program that loads an op by the whole sentence and prints, as JSON, what ``load()`` did.
+"""A program that loads an op by the whole sentence and prints, as JSON, what the sentence and its ``load()`` did.
 
 ``python -m tests.support.followed_load [BUILDER]``; by default it loads CPU Adam.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections import Counter
@@ -27,7 +28,8 @@ class Follower:
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         # Comprehensions and the bodies of modules and classes are no functions.
-        if event == "call" and code.co_filename.startswith(OWN) and not code.co_name.startswith("<"):
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
+        if event == "call" and is_function and code.co_filename.startswith(OWN):
             self.frames[id(frame)] = frame
 
     @property
@@ -47,25 +49,20 @@ class Follower:
 def main() -> None:
     from accelerator import get_accelerator
 
-    builder = get_accelerator().create_op_builder(*(sys.argv[1:] or ["CPUAdamBuilder"]))
-    with Follower() as followed:
+    with Follower() as creation:
+        builder = get_accelerator().create_op_builder(*(sys.argv[1:] or ["CPUAdamBuilder"]))
+    with Follower() as load:
         builder.load()
-    counts = {
-        what: sum(n for (_, name), n in followed.calls.items() if name == function)
-        for what, function in COUNTED.items()
-    }
-    print(
-        json.dumps(
-            {
-                "counts": counts,
-                "files": sorted({file for file, _ in followed.calls}),
-                "functions": sorted({f"{file}:{name}" for file, name in followed.calls}),
-                "modules": sorted(
-                    name for name in sys.modules if name.partition(".")[0] in ("accelerator", "op_builder")
-                ),
-            }
-        )
-    )
+    sentence = creation.calls + load.calls
+    counts = {what: sum(n for (_, name), n in sentence.items() if name == one) for what, one in COUNTED.items()}
+    modules = [name for name in sys.modules if name.partition(".")[0] in ("accelerator", "op_builder")]
+    followed: dict[str, Any] = {"counts": counts, "modules": sorted(modules)}
+    for what, calls in (("load", load.calls), ("sentence", sentence)):
+        followed[what] = {
+            "files": sorted({file for file, _ in calls}),
+            "functions": sorted({f"{file}:{name}" for file, name in calls}),
+        }
+    print(json.dumps(followed))
 
 
 if __name__ == "__main__":

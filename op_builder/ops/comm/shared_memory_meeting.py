@@ -219,7 +219,7 @@ def shared_segments(
     try:
         descriptor = _segment(ops, size_bytes, meeting.size)
         if is_locked:  # until this process ends: the others check it
-            import fcntl  # not at the top: Windows has none
+            import fcntl
 
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except SharedMemorySpaceError as error:

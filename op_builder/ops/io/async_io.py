@@ -68,7 +68,7 @@ class AsyncIOModule:
             logger.info("Storage engine %s", reasons[-1])
         raise storage_engines.unusable_engine(requested or "of any kind", "; ".join(reasons))
 
-    def engine_refusals(self) -> dict[str, str | None]:
+    def engine_reasons(self) -> dict[str, str | None]:
         """Why this process cannot use an engine, or None, by the engine's name in the order in which they are tried."""
         settings = HandleSettings()
         handles = {name: self._create(name, settings) for name in storage_engines.ENGINES}

@@ -93,8 +93,8 @@ def load_safetensors(
         finally:
             pool.shutdown(cancel_futures=True)
         _require_unchanged(path, before, os.fstat(descriptor))
-    if reader.refusal is not None:
-        logger.warning("%s was read without async_io, perhaps slowly: %s", path, reader.refusal)
+    if reader.reason is not None:
+        logger.warning("%s was read without async_io, perhaps slowly: %s", path, reader.reason)
     if progress is not None and total == 0:
         progress(0, 0)
     return tensors
@@ -166,12 +166,12 @@ def _grouped(entries: list[TensorEntry]) -> Iterator[list[TensorEntry]]:
 
 
 class _Reader:
-    """Reads parts of a file, from several threads; ``refusal`` is the reason if it does so without the op."""
+    """Reads parts of a file, from several threads; ``reason`` is why it does so without the op, if it does."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
         self._handles = Handles()
-        self.refusal: AccelError | None = None
+        self.reason: AccelError | None = None
 
     def read(self, piece: _Piece) -> None:
         """Fill a piece's memory."""
@@ -182,7 +182,7 @@ class _Reader:
         if done == memory.nbytes:
             return
         with explained(f"Loading {self._path}", self._path):
-            if self.refusal is None:
+            if self.reason is None:
                 try:
                     with self._handles.one() as handle:
                         handle.sync_pread(memory[done:], self._descriptor, piece.begin + done)
@@ -190,7 +190,7 @@ class _Reader:
                 except StorageError:
                     raise
                 except AccelError as error:
-                    self.refusal = error
+                    self.reason = error
             read_plainly(self._descriptor, memory_of(memory[done:]), piece.begin + done)
 
 

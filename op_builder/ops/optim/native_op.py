@@ -85,8 +85,8 @@ def make_function(
         values = {**parameters, **given, **keywords}
         missing = [key for key in parameters if values[key] is REQUIRED]
         if len(arguments) > len(parameters) or unknown or missing:
-            faults = {"missing": missing, "unexpected": unknown, "too many": list(arguments[len(parameters) :])}
-            texts = [f"{fault}: {', '.join(map(str, named))}" for fault, named in faults.items() if named]
+            wrong = {"missing": missing, "unexpected": unknown, "too many": list(arguments[len(parameters) :])}
+            texts = [f"{what}: {', '.join(map(str, named))}" for what, named in wrong.items() if named]
             raise TypeError(f"{name}() takes ({', '.join(parameters)}); {'; '.join(texts)}.")
         body(values)
 

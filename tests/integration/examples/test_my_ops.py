@@ -149,7 +149,7 @@ def test_torch_accepts_the_op(request: pytest.FixtureRequest, my_ops: Any, place
 def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any) -> None:
     builder = my_ops.builders.MyOpsAddRmsNormCudaBuilder()
     with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
-        (outcome,) = build_all([builder], required=[builder.name], force=False, report=lambda *_: None)
+        (outcome,) = build_all([builder], required=[builder.name], force=False, progress=lambda *_: None)
     binary = Path(outcome.path)
     assert "warning" not in (binary.parent / "build.log").read_text()
     assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary.read_bytes())} == {"sm_80", "sm_90"}

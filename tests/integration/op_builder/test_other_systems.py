@@ -75,9 +75,7 @@ for name in ("torch_cpu", "torch_python"):
 torch_install.torch_install = lambda: found._replace(root=torch_install.Path({str(tmp_path)!r}))
 process = ctypes.CDLL(None)
 assert not hasattr(process, "aoti_torch_dtype_float32")
-loader.open_torch_globally("linux")
-assert not hasattr(process, "aoti_torch_dtype_float32")
-loader.open_torch_globally("darwin")
+loader.open_torch_globally()
 assert process.aoti_torch_dtype_float32() == 6
 """,
     )

@@ -204,7 +204,7 @@ def test_a_wheel_for_aarch64_needs_only_glibc_2_17_and_is_ignored_elsewhere(whee
     run(sys.executable, "-m", "pip", "install", "-q", "--target", place, *options, wheel, cwd=tmp_path)
     variables = {"PYTHONPATH": str(place), "ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(tmp_path / "cache")}
     output = run(sys.executable, "-c", LOAD_ONE, cwd=tmp_path, fails=True, **variables)
-    assert "The prebuilt 'pin_memory' is ignored: it was built for linux aarch64, this is linux" in output
+    assert "The prebuilt 'pin_memory' is ignored. It was built for linux aarch64, this is linux" in output
     assert "Remedy:" in output
 
 

@@ -31,7 +31,7 @@ from op_builder.system import storage_engines
         ("libaio", errno.EIO, "EIO"),
     ],
 )
-def test_refusals_are_explained(name: str, number: int, reason: str) -> None:
+def test_the_reasons_of_the_system_are_explained(name: str, number: int, reason: str) -> None:
     assert reason in storage_engines.explain(name, number)
 
 
@@ -47,8 +47,8 @@ def test_the_report_shows_what_the_op_finds(
     monkeypatch: pytest.MonkeyPatch, forced: str | None, in_use: str | None, lines: list[str]
 ) -> None:
     AsyncIOBuilder().load()
-    refusals = {"io_uring": "forbidden", "libaio": "forbidden", "threads": None}
-    monkeypatch.setattr(AsyncIOModule, "engine_refusals", lambda _: refusals)
+    reasons = {"io_uring": "forbidden", "libaio": "forbidden", "threads": None}
+    monkeypatch.setattr(AsyncIOModule, "engine_reasons", lambda _: reasons)
     with env.scope(ACCEL_AIO_ENGINE=forced):
         facts = environment()
     assert facts["storage_engines"]["in_use"] == in_use

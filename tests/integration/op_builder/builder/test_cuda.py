@@ -28,7 +28,7 @@ from op_builder.errors import (
 )
 from op_builder.system.outcomes import failures
 from op_builder.toolchains.toolset import find_cxx
-from tests.support.builds import compile_op, decision, lookup
+from tests.support.builds import compile_op, decision, find_cached, lookup
 from tests.support.small_ops import SmallBuilder, TorchBuilder
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -114,7 +114,7 @@ def compiled(builder: CUDAOpBuilder) -> Entry:
 
 
 def reasons(builder: CUDAOpBuilder) -> str:
-    return "\n".join(failure.reason for failure in decision(builder).failed)
+    return str(decision(builder).rejection)
 
 
 @cpu_torch_only
@@ -129,7 +129,7 @@ def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(increment: Increm
     ours = {f"torch_c/{name}.h" for name in ("boxed", "errors", "functions", "library", "tensor")}
     headers = {header.path for header in entry.manifest.headers if header.root != "torch"}
     assert headers == {"increment.h", *ours}
-    assert lookup(increment).find_cached() == entry
+    assert find_cached(increment) == entry
     needed = subprocess.run(["readelf", "-d", str(entry.artifact)], capture_output=True, text=True, check=True).stdout
     assert "libcudart" not in needed
 
@@ -142,7 +142,8 @@ def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment:
         increment.load()
     assert "Install a CUDA build of torch" in caught.value.remedy
     assert increment.cache.entries() == []
-    failed = {failure.name for failure in decision(increment).failed}
+    facts = lookup(increment)
+    failed = {failure.name for failure in failures([*facts.build_checks, *facts.load_checks])}
     assert failed == {"torch with CUDA"}, "the toolkit itself works"
 
 

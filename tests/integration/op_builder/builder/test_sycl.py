@@ -176,7 +176,7 @@ def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch
     for module in ("sycl", "sycl_runtime", "sycl_ahead"):
         monkeypatch.setattr(f"op_builder.toolchains.{module}.find_runtime", lambda: None)
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    with pytest.raises(IncompatibleOpError, match=r"no SYCL runtime") as caught:
+    with pytest.raises(IncompatibleOpError, match="No SYCL runtime") as caught:
         builder.load()
     assert "pip install intel-sycl-rt intel-opencl-rt" in caught.value.remedy
     assert not builder.is_compatible()
@@ -184,7 +184,7 @@ def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch
 
 def test_the_build_command_compiles_every_kernel_ahead(place: Path, builder: ScaleBuilder) -> None:
     (outcome,) = build.build_all(
-        [builder], required=["sycl_scale"], force=False, report=lambda *_: None, with_kernels=True
+        [builder], required=["sycl_scale"], force=False, progress=lambda *_: None, with_kernels=True
     )
     assert outcome.status == "cached"
     kept = kept_kernels(place)
@@ -211,7 +211,7 @@ def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
     found = prebuilt(builder)
     assert found is not None
     assert found.rejection is not None
-    assert found.rejection.reason.startswith("it needs libsycl.so.5, the installed SYCL runtime is ")
+    assert found.rejection.reason.startswith("It needs libsycl.so.5, the installed SYCL runtime is ")
 
 
 def test_a_broken_kernel_compiler_is_in_checks_and_report(

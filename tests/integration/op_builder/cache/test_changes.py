@@ -16,7 +16,7 @@ from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
 from op_builder.report.collect import explain
 from op_builder.system.outcomes import CheckOutcome
-from tests.support.builds import compile_op, lookup
+from tests.support.builds import compile_op, find_cached, lookup
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, SmallBuilder, replace_content
 
@@ -324,7 +324,7 @@ def test_what_no_tool_lists_is_built_again_by_the_next_process(
     small.flags += [flag.format(tree=tmp_path)]
     with env.scope(CXX=require_program(compiler)):
         entry = compile_op(small)
-        assert lookup(small).find_cached() == entry, "this process finds it"
+        assert find_cached(small) == entry, "this process finds it"
         assert sum("Each process builds" in record.getMessage() for record in caplog.records) == 1
         with pytest.MonkeyPatch.context() as later:
             later.setattr("op_builder.cache.key._THIS_PROCESS", "another")

@@ -115,7 +115,7 @@ def test_the_commands_know_the_ops_and_where_they_come_from(acme: str, capsys: p
     assert report_main(["--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert {row["name"]: row["compatible"] for row in data["ops"]}["acme_scale"]
-    mine = {"label": "acme", "module": f"{acme}.ops", "ops": ["acme_device", "acme_scale"], "problems": []}
+    mine = {"label": "acme", "module": f"{acme}.ops", "ops": ["acme_device", "acme_scale"], "reasons": []}
     assert mine in data["registered"]
     print_report(data, Console())
     shown = capsys.readouterr().out
@@ -149,14 +149,14 @@ def test_a_name_of_this_project_is_refused(
     site: Site, caplog: pytest.LogCaptureFixture, class_name: str, op: str, reason: str
 ) -> None:
     module = site.install_module(declared(class_name, op) + declared("AcmeGoodBuilder", "acme_good"))
-    (problem,) = package().problems
+    (problem,) = package().reasons
     assert problem.startswith(f"{module}.{class_name} is ignored: the name {reason}")
     assert list(package().classes) == ["AcmeGoodBuilder"]
     builders = all_builders(CPU)
     assert op not in builders or not type(builders[op]).__module__.startswith("acme_")
     assert find_builder("CPUAdamBuilder", CPU).__module__ == "op_builder.cpu"
     assert [record.getMessage() for record in caplog.records if problem in record.getMessage()] == [
-        f"acme ({module}) registers ops for op_builder: {problem}."
+        f"Not all ops of acme ({module}) are registered. {problem}"
     ]
 
 
@@ -165,12 +165,12 @@ def test_the_first_package_by_label_gets_a_name(site: Site) -> None:
     late = site.install_module(declared("SameBuilder", "late_op"), "b-late")
     other = site.install_module(declared("OtherBuilder", "same_op") + declared("FreeBuilder", "free_op"), "c-later")
     assert find_builder("SameBuilder", CPU).__module__ == first
-    assert f"{late}.SameBuilder is ignored" in package("b-late").problem_text
-    assert f"'SameBuilder' belongs to {first}.SameBuilder" in package("b-late").problem_text
-    assert f"{other}.OtherBuilder is ignored" in package("c-later").problem_text
+    assert f"{late}.SameBuilder is ignored" in package("b-late").reason
+    assert f"'SameBuilder' belongs to {first}.SameBuilder" in package("b-late").reason
+    assert f"{other}.OtherBuilder is ignored" in package("c-later").reason
     assert type(all_builders(CPU)["same_op"]).__module__ == first
     assert type(all_builders(CPU)["free_op"]).__module__ == other
-    assert not package("a-first").problems
+    assert not package("a-first").reasons
 
 
 @pytest.mark.parametrize("device", [CPU, "op_builder.cuda", "op_builder.xpu"])
@@ -184,7 +184,7 @@ def test_a_class_that_is_only_imported_is_not_registered(site: Site) -> None:
         "from op_builder.cpu import CPUAdamBuilder\n\nclass AcmeAdamBuilder(CPUAdamBuilder):\n    NAME = 'acme_adam'\n"
     )
     assert list(package().classes) == ["AcmeAdamBuilder"]
-    assert package().problems == ()
+    assert package().reasons == ()
     assert find_builder("AcmeAdamBuilder", CPU).__module__ == module
 
 
@@ -210,7 +210,7 @@ def test_a_package_without_ops_is_a_problem_of_that_package_alone(
     for unknown in (lambda: find_builder("MissingBuilder", CPU), lambda: find_op("missing_op")):
         with pytest.raises(UnknownOpError) as caught:
             unknown()
-        assert f"Problems of the ops that a-broken ({module}) registers: " in caught.value.message
+        assert f"Not all ops of a-broken ({module}) are registered. " in caught.value.message
         assert problem in caught.value.message
     assert [problem in record.getMessage() for record in caplog.records].count(True) == 1
 
@@ -219,7 +219,7 @@ def test_only_the_ops_of_a_broken_module_are_missing(acme: str, site: Site) -> N
     (site.directory(acme) / acme / "ops" / "broken.py").write_text("import acme_missing_driver\n")
     found = package()
     assert list(found.classes) == ["AcmeDeviceBuilder", "AcmeScaleBuilder"]
-    assert f"{acme}.ops.broken cannot be imported: ModuleNotFoundError" in found.problem_text
+    assert f"{acme}.ops.broken cannot be imported: ModuleNotFoundError" in found.reason
 
 
 @pytest.mark.usefixtures("acme")

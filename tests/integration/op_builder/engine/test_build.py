@@ -18,7 +18,7 @@ from op_builder.cache.store import MANIFEST
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
 from op_builder.report.collect import op_row
 from op_builder.report.machine import environment
-from tests.support.builds import cached_or_built, compile_op, lookup
+from tests.support.builds import cached_or_built, compile_op, find_cached
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added
 
@@ -38,7 +38,7 @@ def nested(small: SmallBuilder, value: str) -> None:
 
 
 def is_hit(builder: SmallBuilder) -> bool:
-    return lookup(builder).find_cached() is not None
+    return find_cached(builder) is not None
 
 
 def test_op_is_built_loaded_and_works(small: SmallBuilder, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.build import Outcome, build_all, main
+from op_builder.build import OpResult, build_all, main
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
@@ -28,9 +28,9 @@ def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE)
     return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, cache)
 
 
-def outcomes_of(*ops: SmallBuilder, is_required: bool = True) -> list[Outcome]:
+def outcomes_of(*ops: SmallBuilder, is_required: bool = True) -> list[OpResult]:
     required = [op.name for op in ops] if is_required else []
-    return build_all(ops, required=required, force=False, report=lambda *_: None)
+    return build_all(ops, required=required, force=False, progress=lambda *_: None)
 
 
 def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) -> None:
@@ -40,7 +40,7 @@ def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) ->
     odd.build_checks = lambda: {}["odd"]  # type: ignore[method-assign]
     steps: list[tuple[str, int, int, str]] = []
     ops = [good, broken, odd, other]
-    outcomes = build_all(ops, required=["good"], force=False, report=lambda *step: steps.append(step))
+    outcomes = build_all(ops, required=["good"], force=False, progress=lambda *step: steps.append(step))
     assert [outcome.status for outcome in outcomes] == ["built", "failed", "failed", "built"]
     assert "on purpose" in outcomes[1].message
     assert ("good", 4, 4, "link good.so") in steps
@@ -184,7 +184,7 @@ def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
 def test_the_ops_are_those_of_the_named_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
 
-    def build_none(builders: list[OpBuilder], **_options: object) -> list[Outcome]:
+    def build_none(builders: list[OpBuilder], **_options: object) -> list[OpResult]:
         found.extend(f"{type(builder).__module__}.{type(builder).__name__}" for builder in builders)
         return []
 

@@ -11,7 +11,7 @@ import pytest
 from op_builder import env
 from op_builder.engine.ninja import run_ninja
 from op_builder.errors import AccelError, CompileError, ToolchainError
-from tests.support.builds import compile_op, lookup
+from tests.support.builds import compile_op, find_cached
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, SmallBuilder
 
@@ -39,9 +39,9 @@ def test_the_users_flags_for_lists_of_headers_hide_no_header(
     with env.scope(DEPENDENCIES_OUTPUT="list.d", SUNPRO_DEPENDENCIES="list.d"):
         compile_op(small)
     assert not (tmp_path / "list.d").exists(), "a compiler that is only asked wrote into the current directory"
-    assert lookup(small).find_cached() is not None
+    assert find_cached(small) is not None
     (tmp_path / "system.h").write_text("#define CHANGED 1\n")
-    assert lookup(small).find_cached() is None
+    assert find_cached(small) is None
 
 
 @pytest.mark.parametrize(

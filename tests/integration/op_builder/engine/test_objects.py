@@ -77,7 +77,7 @@ def test_an_edit_compiles_the_files_that_it_concerns_and_force_all(
     many.files.reverse()
     many.load()
     assert compiled() == []
-    build_all([many], required=[many.name], force=True, report=lambda *_: None)
+    build_all([many], required=[many.name], force=True, progress=lambda *_: None)
     assert len(compiled()) == 4
 
 

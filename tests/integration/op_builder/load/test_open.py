@@ -15,9 +15,11 @@ import torch
 
 from op_builder import Binding, env
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import LoadError
+from op_builder.errors import IncompatibleOpError, LoadError
 from op_builder.load import open as opened
 from op_builder.load.open import open_entry
+from op_builder.prebuild.batch import build_all
+from op_builder.report.collect import op_row
 from op_builder.system.outcomes import CheckOutcome, Failed, Rejection
 from tests.support.builds import cached_or_built
 from tests.support.processes import fork, wait_for
@@ -257,6 +259,27 @@ def test_a_thread_that_waited_too_long_does_not_refuse_the_library_of_the_first(
     with ThreadPoolExecutor(2) as threads:
         loads = [threads.submit(open_entry, entry, builder.spec(), cache) for _ in range(2)]
         assert len({id(each.result(60)) for each in loads}) == 1
+
+
+def test_an_authors_rejection_prevents_a_build_and_no_existing_binary(tmp_path: Path) -> None:
+    small = make_small(tmp_path / "op", Cache(tmp_path / "cache"), amount="7.0f")
+
+    class Rejects(SmallBuilder):
+        def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002
+            self.warning("It needs libacme")
+            return False
+
+    rejecting = Rejects(small.directory, small.cache)
+    with pytest.raises(IncompatibleOpError, match="libacme"):
+        rejecting.load()
+    (result,) = build_all([rejecting], required=[], force=False, progress=lambda *_: None)
+    row = op_row(rejecting)
+    assert (result.status, row.compatible) == ("skipped", False)
+    assert "libacme" in result.message
+    assert "libacme" in row.reason
+    small.load()
+    assert op_row(rejecting).compatible
+    assert added(rejecting.load()) == 7.0
 
 
 def test_the_opinion_of_one_author_does_not_hide_that_of_another_op(small: SmallBuilder) -> None:

@@ -86,18 +86,18 @@ TORCH_127 = '["-DTORCH_TARGET_VERSION=0x7f03000000000000"]'
 @pytest.mark.parametrize(
     ("members", "key_parts", "reason"),
     [
-        ({}, {"platform": "linux riscv128"}, f"it was built for linux riscv128, this is linux {platform.machine()}"),
-        ({"torch": "2.9.1+cpu"}, {"python abi": ".so"}, "it was built with torch 2.9.1+cpu, this is"),
-        ({}, {"python abi": ".cpython-307.so"}, "it was built for Python ABI .cpython-307.so"),
-        ({"accel_ops": "0.0.7"}, {"c++ flags": TORCH_127}, "it needs torch >=127.3, this is"),
-        ({"kind": []}, {}, "its manifest cannot be read"),
-        ({}, {"c++ flags": "{"}, "its manifest cannot be read"),
-        ({}, {"c++ flags": "[1]"}, "its manifest cannot be read"),
-        ({"sha256": "0" * 64}, {}, "its binary does not match its manifest"),
-        ({"needs": {"GLIBC": "9.1"}}, {}, "it needs glibc 9.1, this is"),
-        ({}, {"source 0 small.cpp": "0" * 64}, "it was built from another recipe (source 0 small.cpp)"),
-        ({}, {"source 1 more.cpp": "0" * 64}, "it was built from another recipe (source 1 more.cpp)"),
-        ({"kind": "tvm_ffi"}, {"library tvm_ffi": "0.0.1"}, "it was built with apache-tvm-ffi 0.0.1, this is 9.9"),
+        ({}, {"platform": "linux riscv128"}, f"It was built for linux riscv128, this is linux {platform.machine()}"),
+        ({"torch": "2.9.1+cpu"}, {"python abi": ".so"}, "It was built with torch 2.9.1+cpu, this is"),
+        ({}, {"python abi": ".cpython-307.so"}, "It was built for Python ABI .cpython-307.so"),
+        ({"accel_ops": "0.0.7"}, {"c++ flags": TORCH_127}, "It needs torch >=127.3, this is"),
+        ({"kind": []}, {}, "Its manifest cannot be read"),
+        ({}, {"c++ flags": "{"}, "Its manifest cannot be read"),
+        ({}, {"c++ flags": "[1]"}, "Its manifest cannot be read"),
+        ({"sha256": "0" * 64}, {}, "Its binary does not match its manifest"),
+        ({"needs": {"GLIBC": "9.1"}}, {}, "It needs glibc 9.1, this is"),
+        ({}, {"source 0 small.cpp": "0" * 64}, "It was built from other files or flags: source 0 small.cpp"),
+        ({}, {"source 1 more.cpp": "0" * 64}, "It was built from other files or flags: source 1 more.cpp"),
+        ({"kind": "tvm_ffi"}, {"library tvm_ffi": "0.0.1"}, "It was built with apache-tvm-ffi 0.0.1, this is 9.9"),
     ],
 )
 @pytest.mark.usefixtures("new_process")
@@ -118,7 +118,7 @@ def test_a_prebuilt_op_that_does_not_fit_is_ignored_with_the_reason(
     assert row.compatible
     assert reason in row.reason
     assert added(small.load()) == 1.0
-    assert f"The prebuilt 'small' is ignored: {reason}" in caplog.text
+    assert f"The prebuilt 'small' is ignored. {reason}" in caplog.text
     assert wheel.directory.is_dir(), "an installed package is not rearranged"
 
 
@@ -127,7 +127,7 @@ def test_the_report_knows_what_the_linker_would_reject(small: SmallBuilder, whee
     rewrite(wheel, lambda manifest: manifest.update(needs={"GLIBCXX": "3.4.99"}))
     row = op_row(small)
     assert not row.installed
-    assert "it needs GLIBCXX_3.4.99, which the installed C++ library lacks" in row.reason
+    assert "It needs GLIBCXX_3.4.99, which the installed C++ library lacks" in row.reason
 
 
 def test_an_op_that_is_loaded_already_is_found_before_the_prebuilt_one(
@@ -177,14 +177,14 @@ def test_edited_files_of_the_op_are_noticed(small: SmallBuilder, tmp_path: Path)
     header = packaged.directory / "include" / "nested.h"
     before = header.read_text()
     header.write_text("#define NESTED 5.0f\n")
-    assert rejection(packaged) == "it was built from another recipe (header nested.h)"
+    assert rejection(packaged) == "It was built from other files or flags: header nested.h."
     header.write_text(before)
     assert rejection(packaged) == "", "times do not count"
     source, other = packaged.directory / "small.cpp", packaged.directory / "other.cpp"
     other.write_text(source.read_text() + "// edited\n")
     os.utime(other, ns=(0, 0))
     other.replace(source)
-    assert rejection(packaged) == "it was built from another recipe (source 0 small.cpp)"
+    assert rejection(packaged) == "It was built from other files or flags: source 0 small.cpp."
 
 
 @pytest.mark.parametrize("target", ["0x020a000000000000", "0x0209000000000000", "0xno"])
@@ -210,7 +210,7 @@ def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monk
     monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
     data = collect.report()
     (wheel,) = data["wheels"]
-    assert wheel["problem"].startswith("wheel.json cannot be read: ")
+    assert wheel["reason"].startswith("wheel.json cannot be read: ")
     text = io.StringIO()
     print_report(data, Console(file=text, width=200))
-    assert f"some_package  {wheel['problem']}" in re.sub(" {2,}", "  ", text.getvalue())
+    assert f"some_package  {wheel['reason']}" in re.sub(" {2,}", "  ", text.getvalue())

@@ -144,9 +144,9 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     tree = Tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ACME_ADD)}")
     worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck"
+    assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck."
     output = capfd.readouterr().err
-    assert "op_builder: left out acme_moon: It needs the moon.\n" in output
+    assert "op_builder: left out acme_moon: It needs the moon. " in output
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
 
 
@@ -240,7 +240,7 @@ def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest
         worker.prebuild(tree.root, EVERYTHING)
     (entry,) = tree.entries
     assert entry.is_intact()
-    assert f"The cache directory {tmp_path}/file/cache cannot be used: " in capfd.readouterr().err
+    assert f"The cache directory {tmp_path}/file/cache cannot be used. " in capfd.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
 
 
@@ -252,7 +252,7 @@ def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatc
     found = prebuilt(the_op())
     assert found is not None
     assert found.rejection is not None
-    assert found.rejection.reason == "it was compiled for another machine's CPU (-march=native)"
+    assert found.rejection.reason == "It was compiled for another machine's CPU (-march=native)."
 
 
 # Another platform ------------------------------------------------------------------------

@@ -113,10 +113,10 @@ def test_a_damaged_entry_is_reported_and_not_moved(small: SmallBuilder, damage: 
     row, explanation = op_row(small), explain(small)
     assert (row.cached, row.compatible) == (False, True)
     assert explanation["miss"]["nearest"] == str(entry.directory)
-    assert "damaged, will be moved away and rebuilt" in explanation["miss"]["differences"][0]
+    assert "It will be moved away and rebuilt" in explanation["miss"]["differences"][0]
     console = Console(file=io.StringIO(), width=200)
     print_explanation(explanation, console)
-    assert "damaged, will be moved away" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "It will be moved away" in console.file.getvalue()  # type: ignore[attr-defined]
     assert entry.directory.is_dir()
     assert not (small.cache.home / "rejected").exists()
 

@@ -85,7 +85,7 @@ def test_an_op_is_planned_alike_on_every_device_whose_kernels_it_shares() -> Non
 @pytest.mark.parametrize("op", families(), ids=lambda op: op.name)
 def test_an_op_is_declared_in_the_module_of_its_name_with_existing_files(op: OpFamily) -> None:
     assert NAMES[op.name] == op.builder
-    for device in filter(op.kind_for, OUR_DEVICES):
+    for device in filter(op.kernels_for, OUR_DEVICES):
         builder = find_builder(op.builder, f"op_builder.{device}")()
         assert all((paths.native_root() / source).is_file() for source in builder.sources())
 

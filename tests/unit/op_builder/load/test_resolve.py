@@ -12,7 +12,7 @@ import pytest
 from op_builder.cache.key import SystemHeaders
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
-from op_builder.load.resolve import PrebuiltFacts, machine_rejection, resolve
+from op_builder.load.resolve import WITHOUT_PREBUILT, PrebuiltFacts, machine_rejection, resolve
 from op_builder.system.outcomes import Rejection
 
 MACHINE: dict[str, Any] = {
@@ -25,6 +25,7 @@ MACHINE: dict[str, Any] = {
     "cuda_capabilities": [],
     "sycl": SimpleNamespace(major=9, version="9.0.0"),
     "tvm_ffi": "0.1.5",
+    "cxx_library": frozenset(),
 }
 MANIFEST = Manifest(
     op="small",
@@ -87,8 +88,14 @@ def manifest(key_parts: dict[str, str] | None = None, **changes: Any) -> Manifes
         ({"kind": "tvm_ffi", "key_parts": {"library tvm_ffi": "0.1.4"}}, {}, "apache-tvm-ffi 0.1.4, this is 0.1.5"),
         (
             {"kind": "tvm_ffi", "key_parts": {"library tvm_ffi": "0.1.4"}},
-            {"tvm_ffi": Rejection("apache-tvm-ffi cannot be imported")},
+            {"tvm_ffi": ""},
             "cannot be imported",
+        ),
+        ({"needs": {"GLIBCXX": "3.4.32", "CXXABI": "1.3"}}, {}, ""),
+        (
+            {"needs": {"GLIBCXX": "3.4.32", "CXXABI": "1.3"}},
+            {"cxx_library": frozenset({"CXXABI_1.3", "GLIBCXX_3.4.30"})},
+            "needs GLIBCXX_3.4.32, which",
         ),
     ],
 )
@@ -107,13 +114,11 @@ class GivenFacts(NamedTuple):
     opened_entries: tuple[tuple[Entry, Rejection | None], ...] = ()
     in_wheels: tuple[PrebuiltFacts, ...] = ()
     in_cache: tuple[tuple[Entry, Rejection | None], ...] = ()
-    any_compiler: bool = False
-    no_way: Rejection | None = None
+    toolset: Any = "g++"
+    unavailable: Rejection | None = None
     no_build: Rejection | None = None
+    is_python: bool = False
     machine: Any = SimpleNamespace(**MACHINE)
-
-    def unavailable(self) -> Rejection | None:
-        return self.no_way
 
     def opened(self) -> Iterator[tuple[Entry, Rejection | None]]:
         return iter(self.opened_entries)
@@ -138,17 +143,20 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
     [
         (GivenFacts(), ["build"]),
         (GivenFacts(no_build=NO), []),
-        (GivenFacts(no_way=NO), []),
+        (GivenFacts(unavailable=NO), []),
         (EVERYWHERE, ["loaded", "prebuilt", "cached", "build"]),
-        (EVERYWHERE._replace(no_way=NO), []),
+        (EVERYWHERE._replace(unavailable=NO), []),
+        (EVERYWHERE._replace(no_build=NO), ["loaded", "prebuilt", "cached"]),
+        (GivenFacts(is_python=True), ["python"]),
+        (GivenFacts(is_python=True, no_build=NO), []),
         (EVERYWHERE._replace(opened_entries=((OPEN, NO),)), ["prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(in_cache=((KEPT, NO), (OPEN, None))), ["loaded", "prebuilt", "cached", "build"]),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), None, damage="torn"),)),
+            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), None, NO),)),
             ["loaded", "cached", "build"],
         ),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, other_recipe="source 0"),)),
+            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO, has_this_plan=False),)),
             ["loaded", "cached", "build"],
         ),
         (
@@ -157,7 +165,7 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
         ),
         # Without a compiler the cache may hold entries of another machine's compiler, which must fit this one.
         (
-            GivenFacts(in_cache=((entry("newer", **NEWER_GLIBC), None), (KEPT, None)), any_compiler=True, no_build=NO),
+            GivenFacts(in_cache=((entry("newer", **NEWER_GLIBC), None), (KEPT, None)), toolset=None, no_build=NO),
             ["cached"],
         ),
     ],
@@ -166,8 +174,8 @@ def test_the_candidates_come_in_order_and_each_is_accepted_or_rejected(facts: Gi
     candidates = list(resolve(facts))
     assert [each.way for each in candidates if each.rejection is None] == accepted
     assert all(each.rejection.reason for each in candidates if each.rejection is not None)
-    assert candidates[-1].way == "build"
-    without = [each.way for each in resolve(facts, with_prebuilt=False) if each.rejection is None]
+    assert candidates[-1].way == ("python" if facts.is_python else "build")
+    without = [each.way for each in resolve(facts, WITHOUT_PREBUILT) if each.rejection is None]
     assert without == [way for way in accepted if way != "prebuilt"]
 
 

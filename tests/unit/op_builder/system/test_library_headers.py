@@ -50,7 +50,7 @@ def test_an_architecture_has_its_name_in_wheel_tags(number: int, bits: int, orde
     word = "Q" if bits == 64 else "I"
     header = struct.pack(f"{order}HHI3{word}I6H", 3, number, 1, 0, 0, 0, 0, 52 + 12 * (bits // 64), 0, 0, 0, 0, 0)
     read = elf.read_elf(marks + header)
-    assert (read.machine, read.fault) == (name, "it has no dynamic table")
+    assert (read.machine, read.unusable) == (name, "it has no dynamic table")
 
 
 @pytest.mark.parametrize("without_sections", [False, True])
@@ -100,11 +100,11 @@ def test_the_newest_version_counts_also_those_without_a_symbol(tmp_path: Path) -
 
 @needs_gxx
 @pytest.mark.parametrize(
-    ("flags", "fault"), [(("-c",), "an object file"), (("-pie",), "a program"), (("-no-pie",), "a program")]
+    ("flags", "unusable"), [(("-c",), "an object file"), (("-pie",), "a program"), (("-no-pie",), "a program")]
 )
-def test_a_file_that_no_loader_opens_has_a_fault(tmp_path: Path, flags: tuple[str, ...], fault: str) -> None:
+def test_a_file_that_no_loader_opens_has_a_reason(tmp_path: Path, flags: tuple[str, ...], unusable: str) -> None:
     made = shared_library(tmp_path / "x.so", "int main() {}", *flags)
-    assert elf.read_library(made).fault == f"it is {fault}"
+    assert elf.read_library(made).unusable == f"it is {unusable}"
 
 
 def test_a_library_for_macos_is_read(tmp_path: Path) -> None:

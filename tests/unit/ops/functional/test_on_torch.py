@@ -30,7 +30,7 @@ def test_they_load_everywhere_and_are_never_compiled(package: str) -> None:
     for build in (builder.plan, builder.builder):
         with pytest.raises(IncompatibleOpError, match="no binary"):
             build()
-    (outcome,) = build_all([builder], required=["utils"], force=False, report=lambda *_: None)
+    (outcome,) = build_all([builder], required=["utils"], force=False, progress=lambda *_: None)
     assert outcome.status == "skipped"
 
 
