@@ -97,7 +97,6 @@ def _ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
             node_rank=number,
             master_addr=address,
             master_port=job.master_port or DEFAULT_PORT,
-            address=address if host.is_local else host.name.rpartition("@")[2],
             has_driver=True,
         )
         options = (f"--host_job={part.to_json()}", "--no_python", "--", *job.program)
@@ -122,7 +121,7 @@ def _cluster_command(job: Job) -> RemoteCommand:
         )
     is_allocation = job.launcher == "slurm" and first.is_local  # srun knows the hosts, and ranks find the first
     address = job.master_addr if is_allocation else master_address(job)
-    rank = helper_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "--", *job.program)
+    rank = helper_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "2", *job.program)
     programs = _PROGRAMS[job.launcher]
     program = next(filter(shutil.which, programs), programs[-1])
     # All users can read command lines: options have only names, the values are in the environment.

@@ -155,16 +155,6 @@ def test_ranks_of_one_host_meet_where_no_other_host_can_connect(options: list[st
     assert done.returncode == 0, done.stderr
 
 
-def test_the_exception_in_an_error_file_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "recorded.py").write_text(
-        "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "@record\ndef main(): raise RuntimeError('the cause of it')\nmain()\n"
-    )
-    done = launch(["--num_accelerators", "1", "recorded.py"], tmp_path)
-    assert done.returncode == 1
-    assert "RuntimeError: the cause of it" in done.stderr.partition("accel-launch: rank 0")[2].splitlines()[1]
-
-
 def test_a_signal_reaches_all_ranks_once_unless_nohup_ignores_it(tmp_path: Path) -> None:
     with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
         started.wait_for("up0", "up1")

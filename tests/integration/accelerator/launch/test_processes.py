@@ -22,7 +22,7 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_
 
 
 def rank(*program: str) -> list[str]:
-    return helper_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "--", *program)
+    return helper_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "2", *program)
 
 
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no memory policies")

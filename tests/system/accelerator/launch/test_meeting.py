@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -21,30 +23,44 @@ def hosts(*options: str) -> list[str]:
 
 
 def test_failed_ranks_are_restarted_after_their_left_processes_have_ended(tmp_path: Path) -> None:
+    """They connect to each other again, and find nothing of the ranks before."""
     (tmp_path / "leaves.py").write_text(
-        "import os, subprocess, sys\n"
+        "import os, subprocess, sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-        "    open('child', 'w').write(str(child.pid))\n"
+        "    open('child' + os.environ['RANK'], 'w').write(str(child.pid))\n"
+        "    dist.barrier()\n"
         "    sys.exit(3)\n"
-        "try: left = open(f\"/proc/{open('child').read()}/cmdline\").read()\n"
+        "try: left = open(f\"/proc/{open('child0').read()}/cmdline\").read()\n"
         "except OSError: left = ''\n"
+        "dist.destroy_process_group()\n"
         "sys.exit(5 if left else 0)\n"
     )
-    done = launch(["--num_accelerators", "1", "--max_restarts", "1", "leaves.py"], tmp_path)
+    done = launch([*TWO, "--max_restarts", "1", "leaves.py"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ended with exit status 3\nAll ranks are restarted; 0 restarts left.\n" in done.stderr
     assert launch(["--num_accelerators", "1", "leaves.py"], tmp_path).returncode == 3
 
 
 def test_a_launcher_that_waits_for_other_hosts_ends_at_a_signal(tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    with env.scope(TMPDIR=str(temporary)), Started([*TWO, *hosts(), "show.py"], tmp_path) as started:
-        wait_until(lambda: list(temporary.glob("accel-launch-*")), lambda: started.errors)  # torch is imported
+    options = hosts()
+    port = int(options[options.index("--master_port") + 1])
+    with Started([*TWO, *options, "show.py"], tmp_path) as started:
+        wait_until(lambda: is_open(port), lambda: started.errors)
         started.process.send_signal(signal.SIGINT)
         assert started.end() == 130, started.errors
-        assert not list(temporary.glob("accel-launch-*"))
+    other = ["--num_nodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    with Started([*TWO, *other, "show.py"], tmp_path) as started:
+        time.sleep(3)
+        started.process.send_signal(signal.SIGINT)
+        assert started.end() == 130, started.errors
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:

@@ -195,13 +195,12 @@ def test_options_of_deepspeeds_command_mean_the_same(theirs: str, ours: str, cap
     assert found == expected
 
 
-def test_the_help_lists_deepspeeds_options(capsys: Capture) -> None:
+def test_the_help_lists_each_option_in_one_spelling(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
     text = capsys.readouterr().out
-    assert all(f"{option} " in text for option in ("--no_local_rank", "--no_ssh_check"))
-    unsupported = text.partition("that are not supported:")[2]
-    assert all(f"  {option}: " in unsupported for option in ("--save_pid", "--autotuning", "--elastic_training"))
+    assert all(f"{option} " in text for option in ("--bind_cores_to_rank", "--no_local_rank", "--no_ssh_check"))
+    assert not re.search("--bind-cores|--nproc", text)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_the_launcher_of_each_host_gets_the_whole_job(tmp_path: Path) -> None:
     job = command_line.make_job(parse([*options, "t.py"]))
     here, there = commands(job, tmp_path)
     passed = command_line.make_job(parse(here.command[2:]))
-    assert (passed.node_rank, passed.num_nodes, passed.master_addr, passed.address) == (0, 2, "10.0.0.1", "10.0.0.1")
+    assert (passed.node_rank, passed.num_nodes, passed.master_addr) == (0, 2, "10.0.0.1")
     assert (passed.bind, passed.core_list, passed.max_restarts, passed.launch) == (True, "0-5", 2, job.launch)
     assert there.command[0] == "ssh"
 
@@ -271,7 +270,7 @@ def test_mpi_launchers_get_one_command_with_their_binding_disabled(
     command = next(line for line in written.splitlines() if line.startswith("command: "))
     for part in [*parts, f" --own 1 {sys.executable} -I -S ", '"master_addr":"a"']:
         assert part in command
-    assert command.endswith(f"-- {sys.executable} -u t.py x")
+    assert command.endswith(f" 2 {sys.executable} -u t.py x")
 
 
 def test_the_rank_and_the_first_host_are_read_from_the_launchers_variables() -> None:
@@ -332,23 +331,16 @@ def test_the_drawing_of_a_machine(tmp_path: Path, capsys: Capture, monkeypatch: 
     made = Made(sockets=2, cores=4, threads=2, memory_only=1, model="Intel(R) Xeon(R) CPU Max 9480", cpuset="1-15")
     write_files(tmp_path / "machine", made.files())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
-    monkeypatch.setenv("COLUMNS", "30")
     assert main(["--show-topology", "--num_accelerators", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Intel(R) Xeon(R) CPU Max 9480, 2 sockets, 2 NUMA nodes with cores, 8 cores, 16 CPUs",
-        "socket 0, caches: unknown",
-        "  NUMA node 0, 64 GiB",
-        "    0/8 r0   1/9 r0",
-        "    2/10 r0  3/11 r0",
+        "  socket 0, NUMA node 0, 64 GiB: 4 cores, CPU 0-3,8-11",
+        "  socket 1, NUMA node 1, 64 GiB: 4 cores, CPU 4-7,12-15",
         "  NUMA node 2, 64 GiB: high-bandwidth memory",
-        "socket 1, caches: unknown",
-        "  NUMA node 1, 64 GiB",
-        "    4/12 r1  5/13 r1",
-        "    6/14 r1  7/15 r1",
         "  NUMA node 3, 64 GiB: high-bandwidth memory",
         "With --bind_cores_to_rank 2 ranks would get",
         "  r0  CPU 1-3,8 of NUMA node 0, memory prefer 2, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
         "  r1  CPU 4-7 of NUMA node 1, memory prefer 3, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
         "  free: CPU 9-15",
-        "  not allowed to this process (x): CPU 0",
+        "  not allowed to this process: CPU 0",
     ]
