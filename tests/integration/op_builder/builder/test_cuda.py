@@ -253,7 +253,7 @@ def test_the_toolkits_version_and_its_default_architectures() -> None:
 
 @cpu_torch_only
 def test_a_cpu_torch_fits_no_toolkit() -> None:
-    with pytest.raises(CUDAMismatchException, match=r"Op 'increment': torch .* is a build without CUDA"):
+    with pytest.raises(CUDAMismatchException, match="without CUDA"):
         assert_no_cuda_mismatch("increment")
 
 

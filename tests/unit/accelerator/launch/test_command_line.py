@@ -276,7 +276,7 @@ def test_mpi_launchers_get_one_command_with_their_binding_disabled(
 def test_the_rank_and_the_first_host_are_read_from_the_launchers_variables() -> None:
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert read_place("impi", hydra) == {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
-    with pytest.raises(ValueError, match=r"openmpi should set OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
+    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK"):
         read_place("openmpi", hydra)
     lists = ("node07", "node[07-09,12],gpu1", "n[1-2]-ib", "rack[0,2]n[01,03]-ib,login[1-2]", "")
     assert [*map(first_of_nodelist, lists)] == ["node07", "node07", "n1-ib", "rack0n01-ib", ""]

@@ -124,5 +124,5 @@ def test_errors_of_one_host_do_not_mention_several() -> None:
 
 def test_an_address_that_cannot_be_resolved_is_reported() -> None:
     job = Job(("x",), (), num_nodes=2, master_addr="no-such-host.invalid")
-    with pytest.raises(LaunchError, match=r"--master_addr no-such-host\.invalid cannot be resolved: "):
+    with pytest.raises(LaunchError, match="cannot be resolved"):
         connect(job, resolve_timeout_s=0)
