@@ -199,12 +199,6 @@ def test_parameters_that_share_memory_are_refused() -> None:
         CPUAdam([param, param], in_backward=True)
 
 
-def test_grad_scale_is_refused() -> None:
-    optimizer = CPUAdam(make_model().parameters(), in_backward=True)
-    with pytest.raises(OpArgumentError, match="without grad_scale"):
-        optimizer.step(grad_scale=2.0)
-
-
 def test_a_second_optimizer_is_refused_until_the_first_removes_its_hooks() -> None:
     model = make_model()
     params = list(model.parameters())
