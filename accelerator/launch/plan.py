@@ -17,7 +17,6 @@ from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
 
-_MOST_LINES = 16
 FILE_NAME = ".accel_env"
 _DEEPSPEEDS_NAME = ".deepspeed_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,8 +63,6 @@ class HostPlan:
     def lines(self) -> list[str]:
         """The bindings, a line for each rank."""
         lines = [f"local rank {rank}: {self.describe(rank)}" for rank in range(len(self.bindings))]
-        if len(lines) > _MOST_LINES:
-            lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more ranks; --dry_run shows all"]
         if not lines and self.thread_variables:
             lines.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(self.thread_variables)} for each")
         return lines

@@ -30,7 +30,6 @@ _MEETING_TIMEOUT_S = 15 * 60
 _CALL_TIMEOUT = timedelta(seconds=30)
 _MARGIN_S = 2.0
 _POLL_S = 0.1
-_OTHER_HOST = LaunchError("Another host has ended the launch.", "See the messages of that host.")
 
 
 class _SignalError(Exception):
@@ -136,7 +135,7 @@ class _Supervisor:
                 self._stop(signal.SIGTERM)
                 end_processes_of(self._job.part, self._job.grace_s)  # before the next attempt
             if failure is None:
-                raise _OTHER_HOST
+                raise _other_host_ended()
             if self._job.has_driver:
                 _ignore_signals()  # the driver sends one
                 os.write(2, failure.to_line().encode())
@@ -160,7 +159,7 @@ class _Supervisor:
         deadline = time.monotonic() + _MEETING_TIMEOUT_S
         while not store.check([f"{attempt}/ranks/{other}" for other in range(hosts)]):
             if store.check(["closed"]):
-                raise _OTHER_HOST
+                raise _other_host_ended()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not all hosts started within {_MEETING_TIMEOUT_S} seconds")
             time.sleep(_POLL_S)
@@ -168,28 +167,29 @@ class _Supervisor:
         self._ranks = []
         self._failures()
         self._reported = b""  # by ranks of the attempt before
+        total = sum(counts)
+        shared = {
+            "WORLD_SIZE": total,
+            "LOCAL_WORLD_SIZE": count,
+            "GROUP_WORLD_SIZE": hosts,
+            "ROLE_WORLD_SIZE": total,
+            "GROUP_RANK": index,
+            "CROSS_RANK": index,
+            "CROSS_SIZE": hosts,
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": _address(self._job),
+            "MASTER_PORT": store.get(f"{attempt}/port").decode(),
+            "TORCHELASTIC_RESTART_COUNT": attempt,
+            "TORCHELASTIC_MAX_RESTARTS": self._job.max_restarts,
+            # The ranks connect to the store of this module.
+            "TORCHELASTIC_RUN_ID": self._name,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
         command = helper_process("rank", self._job.to_json(), str(self._writer), *self._job.program)
         for local_rank in range(count):
             rank = sum(counts[:index]) + local_rank
-            variables = env.child_environment(
-                RANK=str(rank),
-                LOCAL_RANK=str(local_rank),
-                WORLD_SIZE=str(sum(counts)),
-                LOCAL_WORLD_SIZE=str(count),
-                ROLE_RANK=str(rank),
-                ROLE_WORLD_SIZE=str(sum(counts)),
-                ROLE_NAME="default",
-                GROUP_RANK=str(index),
-                GROUP_WORLD_SIZE=str(hosts),
-                CROSS_RANK=str(index),
-                CROSS_SIZE=str(hosts),
-                MASTER_ADDR=_address(self._job),
-                MASTER_PORT=store.get(f"{attempt}/port").decode(),
-                TORCHELASTIC_RESTART_COUNT=str(attempt),
-                TORCHELASTIC_MAX_RESTARTS=str(self._job.max_restarts),
-                TORCHELASTIC_RUN_ID=self._name,
-                TORCHELASTIC_USE_AGENT_STORE="True",  # the ranks connect to the store of this module
-            )
+            own = {**shared, "RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local_rank}
+            variables = env.child_environment(**{name: str(value) for name, value in own.items()})
             variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # a rank in a broken collective ends
             process = subprocess.Popen(command, env=variables, pass_fds=(self._writer,), start_new_session=True)
             self._ranks.append((rank, process))
@@ -214,10 +214,10 @@ class _Supervisor:
     def _has_failed_elsewhere(self, store: PrefixStore, attempt: int) -> bool:
         try:
             if store.check(["closed"]):
-                raise _OTHER_HOST
+                raise _other_host_ended()
             return bool(store.check([f"{attempt}/failed"]))
         except DistError:
-            raise _OTHER_HOST from None
+            raise _other_host_ended() from None
 
     def _failures(self) -> list[Failure]:
         """What the failed ranks reported; if they reported nothing, their exit statuses."""
@@ -299,6 +299,10 @@ def _serve(address: str, port: int) -> TCPStore:
 
 def _address(job: Job) -> str:
     return (job.master_addr or "127.0.0.1").strip("[]")
+
+
+def _other_host_ended() -> LaunchError:
+    return LaunchError("Another host has ended the launch.", "See the messages of that host.")
 
 
 def meeting_error(job: Job, error: Exception) -> LaunchError:
