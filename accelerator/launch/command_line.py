@@ -162,7 +162,7 @@ def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) 
     elif nodes > 1 and not has_file and launcher not in ("torchrun", "slurm"):
         message, remedy = f"--num_nodes {nodes} --launcher {launcher} requires a hostfile.", "Add --hostfile."
     elif options.max_restarts and launcher not in ("torchrun", "ssh"):
-        message = f"--launcher {launcher} does not support --max_restarts; only torch's agent restarts ranks."
+        message = f"--launcher {launcher} does not support --max_restarts; only torchrun and ssh do."
         remedy = "Remove --max_restarts, or use --launcher ssh."
     elif options.node_rank and not options.no_ssh and (has_file or not is_torchrun):
         message = f"--node_rank requires torchrun without a hostfile; --launcher {launcher} numbers the hosts itself."

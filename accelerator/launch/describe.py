@@ -34,11 +34,11 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
         where = "any free port of this host"
     lines = [f"launcher: {job.launcher}, {plural(total, 'rank')} on {plural(len(job.hosts), 'host')}"]
     if is_local:
-        lines = [f"launcher: torchrun, torch's elastic agent, for {total} of {plural(total * job.num_nodes, 'rank')} "
-                 f"(host {job.node_rank} of {job.num_nodes})"]  # fmt: skip
+        of_all = f"{total} of {plural(total * job.num_nodes, 'rank')} (host {job.node_rank} of {job.num_nodes})"
+        lines = [f"launcher: torchrun, for {of_all}"]
     lines += [f"rendezvous: {where}", f"command of each rank: {shlex.join(job.program)}"]
     if is_local:
-        lines.append(f"started by the agent: {shlex.join(helper_process('rank', job.to_json(), '2', *job.program))}")
+        lines.append(f"started as: {shlex.join(helper_process('rank', job.to_json(), '2', *job.program))}")
     else:
         sent = None
         for number, command in enumerate(commands(job, directory)):

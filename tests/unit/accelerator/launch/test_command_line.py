@@ -98,7 +98,7 @@ def test_options_have_two_spellings_and_those_of_the_program_are_kept(dash: str)
         ("--num_nodes 2 --master_addr=-V x.py", "--master_addr '-V' is not a host"),
         ("--bind_core_list 0- --launcher ssh x.py", "expected numbers and ranges of CPUs"),
         ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh requires a hostfile"),
-        ("--max_restarts 1 --launcher openmpi x.py", "only torch's agent restarts ranks"),
+        ("--max_restarts 1 --launcher openmpi x.py", "only torchrun and ssh do"),
         ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
         ("--dry_run --hostfile local x.py", "or add --master_addr"),
         ("--dry_run --hostfile unequal --launcher mpich x.py", "use --launcher ssh"),
@@ -126,7 +126,7 @@ def test_a_dry_run_prints_bindings_variables_and_the_command(capsys: Capture) ->
     assert f"command of each rank: {sys.executable} -u train.py --lr '$1 x'" in written
     assert "local rank 0: CPU 0-3 of NUMA node 0, memory bind 0, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
     assert "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
-    assert f"started by the agent: {sys.executable} -I -S " in written
+    assert f"started as: {sys.executable} -I -S " in written
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in written
     listed = dry_run(capsys, "--bind_core_list", "1-3,5-6", "train.py")
     assert "local rank 0: CPU 1-2 of NUMA node 0" in listed
