@@ -24,14 +24,7 @@ from op_builder.xpu import RMSNormBuilder
 from tests.support.builds import is_prebuilt, prebuilt
 from tests.support.compilers import shared_library
 from tests.support.entries import edit_record
-from tests.support.sycl_ops import (
-    KERNEL,
-    XPU_BINDING,
-    ScaleBuilder,
-    needs_runtime,
-    run_with_op,
-    write_scale,
-)
+from tests.support.sycl_ops import KERNEL, XPU_BINDING, ScaleBuilder, needs_runtime, run_with_op, write_scale
 
 pytestmark = needs_runtime
 
