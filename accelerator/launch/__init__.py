@@ -1,7 +1,7 @@
 """The launcher, ``accel-launch`` = ``python -m accelerator.launch``: ranks bound to cores, on one machine or many.
 
-``topology``, ``binding``, ``hosts`` and ``plan`` are functions of their arguments. Torch's elastic agent, ssh, mpirun
-or srun starts the processes. :func:`plan_binding` serves other launchers.
+``topology``, ``binding``, ``hosts`` and ``plan`` are functions of their arguments. ``torchrun``, ssh, mpirun or srun
+starts the processes. :func:`plan_binding` serves other launchers.
 """
 
 from __future__ import annotations

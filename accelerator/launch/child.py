@@ -1,6 +1,6 @@
 """The launcher's helper processes: ``python -I -S child.py PART ARGUMENTS...``.
 
-- ``rank JOB -- PROGRAM...``: a rank, see :mod:`accelerator.launch.rank`.
+- ``rank JOB DESCRIPTOR PROGRAM...``: a rank, see :func:`accelerator.launch.rank.run`.
 - ``receive PROGRAM...``: execute the program, see :func:`receive`.
 - ``guard LAUNCH GRACE_S``: see :func:`accelerator.launch.processes.guarded`.
 """
@@ -22,9 +22,9 @@ from op_builder import env
 def main(part: str, arguments: list[str]) -> int:
     """Returns the exit status."""
     if part == "rank":
-        from accelerator.launch import rank  # not at the top: the other parts start faster without it
+        from accelerator.launch import rank
 
-        return rank.run(arguments[0], arguments[2:])
+        return rank.run(arguments[0], int(arguments[1]), arguments[2:])
     if part == "receive":
         return receive(arguments)
     if not os.read(0, 1):  # the launcher was killed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, plural, read_environment_files
 from accelerator.launch.processes import guarded, log, log_plan, set_log_level
-from accelerator.launch.topology import Topology, format_list, own_affinity, read_caches, read_topology
+from accelerator.launch.topology import Topology, format_list, own_affinity, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.system.cgroups import HostFiles
@@ -163,7 +162,7 @@ def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) 
     elif nodes > 1 and not has_file and launcher not in ("torchrun", "slurm"):
         message, remedy = f"--num_nodes {nodes} --launcher {launcher} requires a hostfile.", "Add --hostfile."
     elif options.max_restarts and launcher not in ("torchrun", "ssh"):
-        message = f"--launcher {launcher} does not support --max_restarts; only torch's agent restarts ranks."
+        message = f"--launcher {launcher} does not support --max_restarts; only torchrun and ssh do."
         remedy = "Remove --max_restarts, or use --launcher ssh."
     elif options.node_rank and not options.no_ssh and (has_file or not is_torchrun):
         message = f"--node_rank requires torchrun without a hostfile; --launcher {launcher} numbers the hosts itself."
@@ -233,7 +232,6 @@ def _show_topology(options: argparse.Namespace) -> int:
     from accelerator.launch import describe
 
     topology = _topology()
-    caches = read_caches(HostFiles(), topology)
     host = host_of("localhost", options.num_accelerators or _default_count(find_accelerator()))
     job = Job((), (host,), bind=True, core_list=options.bind_core_list)
     refusal = None
@@ -245,9 +243,9 @@ def _show_topology(options: argparse.Namespace) -> int:
         for line in describe.LAUNCHER_FORMATS[options.format]([format_list(each.cpus) for each in plan.bindings]):
             print(line)
     elif options.format == "json":
-        print(json.dumps(describe.as_data(topology, caches, plan), indent=2, default=sorted))
+        print(json.dumps(describe.as_data(topology, plan), indent=2, default=sorted))
     else:
-        print("\n".join(describe.draw(topology, caches, plan, shutil.get_terminal_size().columns)))
+        print("\n".join(describe.draw(topology, plan)))
     if refusal is not None:
         raise refusal
     return 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.plan import HostPlan, assignments, plural
 from accelerator.launch.processes import helper_process
 from accelerator.launch.remote import commands, master_address
-from accelerator.launch.topology import Cache, Core, Node, Topology, format_list
+from accelerator.launch.topology import Core, Node, Topology, format_list
 from op_builder.messages import size_text
 
 
@@ -35,11 +34,11 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
         where = "any free port of this host"
     lines = [f"launcher: {job.launcher}, {plural(total, 'rank')} on {plural(len(job.hosts), 'host')}"]
     if is_local:
-        lines = [f"launcher: torchrun, torch's elastic agent, for {total} of {plural(total * job.num_nodes, 'rank')} "
-                 f"(host {job.node_rank} of {job.num_nodes})"]  # fmt: skip
+        of_all = f"{total} of {plural(total * job.num_nodes, 'rank')} (host {job.node_rank} of {job.num_nodes})"
+        lines = [f"launcher: torchrun, for {of_all}"]
     lines += [f"rendezvous: {where}", f"command of each rank: {shlex.join(job.program)}"]
     if is_local:
-        lines.append(f"started by the agent: {shlex.join(helper_process('rank', job.to_json(), '--', *job.program))}")
+        lines.append(f"started as: {shlex.join(helper_process('rank', job.to_json(), '2', *job.program))}")
     else:
         sent = None
         for number, command in enumerate(commands(job, directory)):
@@ -72,41 +71,32 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
     return lines
 
 
-def as_data(topology: Topology, caches: Sequence[Cache], plan: HostPlan) -> dict[str, Any]:
-    """The topology, the caches and the ranks as data; sizes are bytes."""
+def as_data(topology: Topology, plan: HostPlan) -> dict[str, Any]:
+    """The topology and the ranks as data; sizes are bytes."""
     threads = {"threads": plan.threads, "variables": plan.thread_variables}
-    ranks = [{**asdict(binding), **threads} for binding in plan.bindings]
-    return {**asdict(topology), "caches": list(map(asdict, caches)), "ranks": ranks}
+    return {**asdict(topology), "ranks": [{**asdict(binding), **threads} for binding in plan.bindings]}
 
 
-def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, columns: int) -> list[str]:
-    """The lines of the drawing: the cores of each socket and NUMA node, with their CPUs and ranks."""
-    rank_of = {cpu: rank for rank, binding in enumerate(plan.bindings) for cpu in binding.cpus}
+def draw(topology: Topology, plan: HostPlan) -> list[str]:
+    """The machine, a line for each NUMA node of a socket, and its ranks."""
     lines = [_headline(topology)]
-    memory = [node for node in topology.numa_nodes if not node.cpus]
-    for package in sorted({core.package for core in topology.cores}):
-        cores = [core for core in topology.cores if core.package == package]
-        lines.append(f"socket {package}, caches: {_cache_line(caches, cores)}")
-        homes: dict[str, list[Core]] = {}
-        for core in cores:
-            home = next((_title(node) for node in topology.numa_nodes if core.cpus[0] in node.cpus), "no NUMA")
-            homes.setdefault(home, []).append(core)
-        for home, cores_of_home in homes.items():
-            cells = [_cell(core, topology, rank_of) for core in cores_of_home]
-            size = max(map(len, cells)) + 2
-            per_line = max(1, (columns - 4) // size)
-            lines.append(f"  {home}")
-            for start in range(0, len(cells), per_line):
-                lines.append("    " + "".join(cell.ljust(size) for cell in cells[start : start + per_line]).rstrip())
-        for node in [node for node in memory if _nearest_with_cores(topology, node) in homes]:
-            memory.remove(node)
+    groups: dict[str, list[Core]] = {}
+    for core in topology.cores:
+        home = [_title(node) for node in topology.numa_nodes if core.cpus[0] in node.cpus][:1]
+        groups.setdefault(", ".join([f"socket {core.package}", *home]), []).append(core)
+    for place, cores in groups.items():
+        cpus = format_list(cpu for core in cores for cpu in core.cpus)
+        lines.append(f"  {place}: {plural(len(cores), 'core')}, CPU {cpus}")
+    for node in topology.numa_nodes:
+        if not node.cpus:
             lines.append(f"  {_title(node)}: {'high-bandwidth memory' if node.is_hbm else 'memory without cores'}")
     lines.append(f"With --bind_cores_to_rank {plural(plan.ranks, 'rank')} would get")
     lines += [f"  r{rank}  {plan.describe(rank)}" for rank in range(len(plan.bindings))]
-    if plan.bindings and (free := topology.allowed_cpus - set(rank_of)):
+    bound = {cpu for binding in plan.bindings for cpu in binding.cpus}
+    if plan.bindings and (free := topology.allowed_cpus - bound):
         lines.append(f"  free: CPU {format_list(free)}")
     if forbidden := {cpu for core in topology.cores for cpu in core.cpus} - topology.allowed_cpus:
-        lines.append(f"  not allowed to this process (x): CPU {format_list(forbidden)}")
+        lines.append(f"  not allowed to this process: CPU {format_list(forbidden)}")
     return [*lines, *(f"  {note}" for note in plan.notes)]
 
 
@@ -128,26 +118,6 @@ def _headline(topology: Topology) -> str:
         f"CPU quota of {topology.quota_cores:g} cores" if topology.quota_cores is not None else "",
     ]
     return ", ".join(filter(None, parts))
-
-
-def _cache_line(caches: Sequence[Cache], cores: Sequence[Core]) -> str:
-    own = {cpu for core in cores for cpu in core.cpus}
-    letters = {"Data": "d", "Instruction": "i"}
-    kinds = [(cache.level, letters.get(cache.kind, ""), cache.size_bytes) for cache in caches if cache.cpus & own]
-    counted = sorted(Counter(kinds).items())
-    return ", ".join(f"{n} x L{level}{kind} {size_text(size)}" for (level, kind, size), n in counted) or "unknown"
-
-
-def _cell(core: Core, topology: Topology, rank_of: dict[int, int]) -> str:
-    ranks = [f"r{rank_of[cpu]}" for cpu in core.cpus if cpu in rank_of]
-    mark = (ranks or ["-"])[0] if topology.allowed_cpus.intersection(core.cpus) else "x"
-    return f"{'/'.join(map(str, core.cpus))} {mark}"
-
-
-def _nearest_with_cores(topology: Topology, memory: Node) -> str | None:
-    with_cores = [node for node in topology.numa_nodes if node.cpus]
-    nearest = min(with_cores, key=lambda node: node.distances.get(memory.number, 255), default=None)
-    return None if nearest is None else _title(nearest)
 
 
 def _title(node: Node) -> str:

@@ -5,12 +5,8 @@ docs/launcher.md describes their format.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import re
-import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,54 +50,24 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     Raises:
         LaunchError: it cannot be read, or a line is invalid; the message has the file, the line and the reason.
     """
-    text = read_users_file(path)
-    if text is None:
-        raise LaunchError(f"Hostfile {path} does not exist.", "Correct the path in --hostfile.")
-    return parse_hostfile(text, str(path))
-
-
-def read_users_file(path: Path, opener: Callable[[str, int], int] | None = None) -> str | None:
-    """The text of a file that the user wrote, None if it does not exist; LaunchError if it cannot be read."""
     try:
-        with open(path, "rb", opener=opener) as file:
-            data = file.read()
+        return parse_hostfile(text_of(path, path.read_bytes()), str(path))
     except FileNotFoundError:
-        return None
+        raise LaunchError(f"Hostfile {path} does not exist.", "Correct the path in --hostfile.") from None
     except OSError as error:
-        raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it a readable file.") from None
+        raise unreadable(path, error) from None
+
+
+def text_of(path: Path, data: bytes) -> str:
+    """The text of a file that the user wrote. Bytes of another encoding reach the ranks unchanged, as in Python."""
     if b"\0" in data:
         raise LaunchError(f"{path} is not a text file.", "Save it as text, in UTF-8.")
-    # Bytes of another encoding reach the ranks unchanged, as in the environment of Python.
     return data.decode("utf-8-sig", "surrogateescape")
 
 
-def why_distrusted(path: Path) -> str | None:
-    """The reason to ignore a file that the user did not name; None if only the user and root can have written it."""
-    if not os.path.lexists(path):
-        return None
-    for place in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent, path)):
-        with contextlib.suppress(OSError):  # reading the file raises it again
-            if (reason := _why_others_write(place, place.stat())) is not None:
-                return reason
-    return None
-
-
-def open_trusted(path: str, flags: int) -> int:
-    """Open a file that :func:`why_distrusted` accepted; raises an OSError if it was replaced since."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and _why_others_write(path, status) is None:
-        return descriptor
-    os.close(descriptor)
-    raise PermissionError(errno.EACCES, "it is not a file of yours alone")
-
-
-def _why_others_write(place: object, status: os.stat_result) -> str | None:
-    if status.st_uid not in (0, os.geteuid()):
-        return f"{place} belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users may write {place}"
-    return None
+def unreadable(path: Path, error: OSError) -> LaunchError:
+    """The error for a file of the user's that the system refuses to read."""
+    return LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it a readable file.")
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:

@@ -23,7 +23,6 @@ class Job:
         hosts: by node rank; for ``torchrun`` only this host.
         num_nodes, node_rank: for ``torchrun``, the number of hosts that run this command, and this host's index.
         master_addr, master_port: of rank 0; None for the launcher's choice.
-        address: this host's address for the others; None for torch's choice.
         core_list: the CPUs to use; None: all.
         variables: environment variables for all ranks, in addition to this process's.
         device_variables: names of the variables that select visible devices; each host uses its own values.
@@ -42,7 +41,6 @@ class Job:
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
-    address: str | None = None
     bind: bool = False
     core_list: str | None = None
     variables: dict[str, str] = field(default_factory=dict)

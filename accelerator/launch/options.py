@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import math
 import shlex
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,10 +16,7 @@ from op_builder.messages import did_you_mean
 
 FORMATS = ("text", "json", "taskset", "vllm")
 
-_EPILOG = """options of DeepSpeed's command that are not supported:
-  {instead}
-
-examples:
+_EPILOG = """examples:
   accel-launch --bind_cores_to_rank train.py          one rank per NUMA node, each on its own cores
   accel-launch --num_accelerators 2 --module my.train --steps 10
   accel-launch --hostfile hosts --include a:0,1@b train.py
@@ -70,39 +66,26 @@ _COUNT = _unless("-1", None, _AT_LEAST_ONE)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Adds spellings of options, suggestions, and the split between options and the program."""
+    """Adds spellings of options, and suggestions."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # By name with "_" or alias: the option's own name, and whether a value follows.
-        self._names = {"-h": ("-h", False), "--help": ("--help", False)}
+        self.names = ["--help"]
 
     def group(self, title: str) -> Callable[..., None]:
-        """Add a section of the help; returns a function that adds an option and its aliases to it."""
+        """Add a section of the help; returns a function that adds an option; the help shows one spelling of it."""
         section = self.add_argument_group(title)
 
         def add(name: str, *aliases: str, **settings: Any) -> None:
-            section.add_argument(*(alias for alias in aliases if alias[1] != "-"), name, **settings)
-            for spelling in (name, *aliases):
-                self._names[spelling] = (name, settings.get("action") is None)
+            self.names += [name, *aliases]
+            shown = [alias for alias in aliases if alias[1] != "-"] + [name]
+            action = section.add_argument(*shown, **settings)
+            spellings = {alias.replace("_", dash) for alias in (name, *aliases) for dash in "-_"} - set(shown)
+            if spellings:
+                settings |= {"dest": action.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+                self.add_argument(*sorted(spellings), **settings)
 
         return add
-
-    def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The launcher's options, spelled as in the help, and the program with its arguments."""
-        own: list[str] = []
-        rest = list(arguments)
-        while rest and rest[0].startswith("-") and rest[0] != "-":
-            argument = rest.pop(0)
-            if argument == "--":
-                break
-            name, equals, value = argument.partition("=")
-            spelling = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
-            canonical, takes_value = self._names.get(spelling, (name, False))
-            own.append(f"{canonical}{equals}{value}")
-            if takes_value and not equals and rest:
-                own[-1] += f"={rest.pop(0)}"  # a value may begin with "-": --launcher_args "-p 2222"
-        return own, rest
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
@@ -111,19 +94,18 @@ class _Parser(argparse.ArgumentParser):
             spelling = name.replace("-", "_").replace("__", "--", 1)
             if spelling in _INSTEAD:
                 super().error(f"{name} is not supported: {_INSTEAD[spelling]}")
-            message = f"unknown option {name}. {did_you_mean(spelling, self._names, common='--')}".rstrip()
+            message = f"unknown option {name}. {did_you_mean(spelling, self.names, common='--')}".rstrip()
         super().error(message)
 
 
 def make_parser(prog: str = "accel-launch") -> _Parser:
     """The command line."""
-    lines = [textwrap.fill(f"{name}: {text}.", 88, subsequent_indent="      ") for name, text in _INSTEAD.items()]
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [options] script.py [its own arguments]",
         description="Start one process per accelerator or NUMA node, on one or several hosts, bound to cores.\n"
         "All options may be written with '-' instead of '_'.",
-        epilog=_EPILOG.format(instead="\n  ".join(lines)),
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -174,20 +156,21 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
         help="print the topology as text or JSON, or the bindings alone, for taskset or vLLM")  # fmt: skip
     add("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     add("--host_job", help=argparse.SUPPRESS)  # a driver passes the job of one host
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def parse(arguments: Sequence[str], prog: str = "accel-launch") -> argparse.Namespace:
     """The options, with ``program``, the list of the program and its arguments."""
     parser = make_parser(prog)
-    own, program = parser.split(arguments)
-    options = parser.parse_args(own)
-    options.program = program
+    options = parser.parse_args(arguments)
+    if options.program[:1] == ["--"]:
+        del options.program[0]
     if options.module and options.no_python:
         parser.error("--module and --no_python cannot be used together")
     if options.format and not options.show_topology:
         parser.error(f"--format {options.format} requires --show_topology")
-    if not program and not options.show_topology:
+    if not options.program and not options.show_topology:
         parser.error("no script was given")
     nodes = options.num_nodes or 1
     if options.node_rank >= nodes and options.node_rank > 0 and not (options.no_ssh and options.hostfile):

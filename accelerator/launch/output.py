@@ -18,8 +18,8 @@ from accelerator.errors import LaunchError
 from accelerator.launch.processes import log
 from op_builder.system.records import Schema, is_int32, is_number, is_string, require
 
-# Other hosts' launchers, and ranks that an MPI starts, report a failure as one line of standard error with this mark.
-# Writing up to this many bytes to a pipe is atomic.
+# Ranks report a failure as one line with this mark: to a pipe of this host's launcher, under MPI and Slurm to standard
+# error; another host's launcher then to its own. Writing up to this many bytes to a pipe is atomic.
 _MARK = "\x1eaccel-launch failure "
 _MOST_LINE_BYTES = 4096
 _MOST_TAIL_BYTES = 2500
@@ -50,7 +50,6 @@ class Failure:
         exit_code: its exit status, or minus the signal number.
         time_s: its end, by its host's clock, in seconds since the epoch.
         tail: the last lines that it wrote to standard error.
-        message: from its error file, if it wrote one.
     """
 
     rank: int
@@ -60,7 +59,6 @@ class Failure:
     exit_code: int
     time_s: float
     tail: str = ""
-    message: str = ""
 
     def when(self) -> float:
         """Sort key: the first failure usually caused the others."""
@@ -72,22 +70,16 @@ class Failure:
             known = {int(number): number.name for number in signal.Signals}
             cause = f"by signal {-self.exit_code} ({known.get(-self.exit_code, 'unknown')})"
         parts = [f"rank {self.rank} (local rank {self.local_rank}, pid {self.pid}) on {self.host} ended {cause}"]
-        if self.message:
-            parts.append(self.message)
         if self.tail:
             parts.append("Its last lines on standard error:")
             parts += [f"  | {line}" for line in self.tail.splitlines()]
         return "\n".join(parts)
 
     def to_line(self) -> str:
-        """One line of ASCII for another process of the launcher, with the newline.
-
-        If it is too long, the message's end and the tail's beginning are cut off.
-        """
+        """One line of ASCII for another process of the launcher, with the newline; a long tail loses its beginning."""
         short = self
         while len(line := f"{_MARK}{json.dumps(asdict(short))}\n") > _MOST_LINE_BYTES:
-            kept = len(short.message) * 3 // 4
-            short = replace(short, tail=short.tail[len(short.tail) // 4 + 1 :], message=short.message[:kept])
+            short = replace(short, tail=short.tail[len(short.tail) // 4 + 1 :])
         return line
 
     @classmethod

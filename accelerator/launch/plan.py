@@ -6,17 +6,17 @@ import itertools
 import os
 import re
 import shlex
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerator.errors import LaunchError
 from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.hosts import Host, open_trusted, read_users_file, why_distrusted
+from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
 
-_MOST_LINES = 16
 FILE_NAME = ".accel_env"
 _DEEPSPEEDS_NAME = ".deepspeed_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -63,8 +63,6 @@ class HostPlan:
     def lines(self) -> list[str]:
         """The bindings, a line for each rank."""
         lines = [f"local rank {rank}: {self.describe(rank)}" for rank in range(len(self.bindings))]
-        if len(lines) > _MOST_LINES:
-            lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more ranks; --dry_run shows all"]
         if not lines and self.thread_variables:
             lines.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(self.thread_variables)} for each")
         return lines
@@ -120,11 +118,11 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
     for path in dict.fromkeys(directory / FILE_NAME for directory in directories):
         if os.path.lexists(path.with_name(_DEEPSPEEDS_NAME)) and not os.path.lexists(path):
             warnings.append(f"{path.with_name(_DEEPSPEEDS_NAME)} is not read. Remedy: Name it {FILE_NAME}.")
-        if (reason := why_distrusted(path)) is not None:
+        try:
+            text = _read_trusted(path)
+        except _UntrustedError as reason:
             ignored.append(f"{path} ({reason})")
             continue
-        # Others' directories that cannot be searched, as after sudo, have no file for this user.
-        text = read_users_file(path, open_trusted) if os.path.lexists(path) else None
         read += [] if text is None else [str(path)]
         for number, line in enumerate(map(str.strip, (text or "").split("\n")), 1):
             if not line or line.startswith("#"):
@@ -143,6 +141,43 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
     if warnings:
         notes["warning"] = "\n".join(f"Warning: {warning}" for warning in warnings)
     return variables, notes
+
+
+class _UntrustedError(Exception):
+    """The reason to ignore a file."""
+
+
+def _read_trusted(path: Path) -> str | None:
+    """The text of a file that the user did not name, None if it does not exist.
+
+    Raises:
+        _UntrustedError: another user than root can have written it.
+        LaunchError: it cannot be read.
+    """
+    # Others' directories that cannot be searched, as after sudo, have no file for this user.
+    if not os.path.lexists(path):
+        return None
+    try:
+        for directory in (path.parent, Path(os.path.realpath(path)).parent):
+            _check_owner(directory, directory.stat())
+        # Opening a named pipe would wait.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            _check_owner(path, status)
+            if not stat.S_ISREG(status.st_mode):
+                raise _UntrustedError("it is not a file")
+            return text_of(path, file.read())
+    except FileNotFoundError:  # a link to nowhere
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _check_owner(place: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise _UntrustedError(f"{place} belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _UntrustedError(f"other users may write {place}")
 
 
 def forwarded(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import platform
 import re
@@ -18,8 +17,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 from accelerator.errors import LaunchError
@@ -83,9 +80,14 @@ def first_of_nodelist(text: str) -> str:
     return re.sub(r"\[(\d*)[^\]]*\]", r"\1", name[0] if name else "")
 
 
-def run(job_json: str, program: Sequence[str]) -> int:
-    """Run the program; returns its exit status, or 128 plus the signal number if a signal ended it."""
+def run(job_json: str, reports: int, program: Sequence[str]) -> int:
+    """Run the program; returns its exit status, or 128 plus the signal number if a signal ended it.
+
+    Args:
+        reports: the descriptor to which a failure is written.
+    """
     end_with_parent(os.getppid())
+    os.set_inheritable(reports, reports == 2)
     job = Job.from_json(job_json, program)
     set_log_level(job.log_level)
     host, given = job.hosts[0], env.child_environment()
@@ -104,12 +106,10 @@ def run(job_json: str, program: Sequence[str]) -> int:
         log(str(error))
         return 2
     size = place["LOCAL_WORLD_SIZE"]
-    # DeepSpeed's names for the index and the number of hosts; without MPI and Slurm, hosts may differ in size.
-    cross = {"CROSS_RANK": str(place["RANK"] // size), "CROSS_SIZE": str(place["WORLD_SIZE"] // size)}
-    if job.launcher == "torchrun":
-        cross = {"CROSS_RANK": given["GROUP_RANK"], "CROSS_SIZE": given["GROUP_WORLD_SIZE"]}
-    variables = {**given, **plan.variables, **cross}
-    if job.launcher != "torchrun":
+    variables = {**given, **plan.variables}
+    if job.launcher != "torchrun":  # which has set them
+        # DeepSpeed's names for the index and the number of hosts, which have equally many ranks.
+        variables.update(CROSS_RANK=str(place["RANK"] // size), CROSS_SIZE=str(place["WORLD_SIZE"] // size))
         variables.update({name: str(number) for name, number in place.items()})
         variables["MASTER_ADDR"] = job.master_addr or first_of_nodelist(given.get("SLURM_STEP_NODELIST", ""))
         variables["MASTER_PORT"] = str(job.master_port or DEFAULT_PORT)
@@ -118,7 +118,7 @@ def run(job_json: str, program: Sequence[str]) -> int:
             log_plan(plan, f"{socket.gethostname()}: ")
     if plan.bindings:
         bind(plan.bindings[place["LOCAL_RANK"]], place["LOCAL_RANK"])
-    return _run_program(job, place, variables, log_dir)
+    return _run_program(job, place, variables, log_dir, reports)
 
 
 def bind(binding: RankBinding, local_rank: int) -> None:
@@ -130,7 +130,7 @@ def bind(binding: RankBinding, local_rank: int) -> None:
         log(f"local rank {local_rank} runs unbound: {reason}. A container may forbid that system call (seccomp).")
 
 
-def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log_dir: str | None) -> int:
+def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log_dir: str | None, reports: int) -> int:
     own_id = os.getpid()
     try:
         process = subprocess.Popen(
@@ -179,24 +179,12 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
             time_s=ended_s,
             tail=relays[-1].tail,
         )
-        if job.launcher == "torchrun":
-            _write_error_file(Path(variables["TORCHELASTIC_ERROR_FILE"]), failure)
-        else:
-            os.write(2, failure.to_line().encode())
+        with contextlib.suppress(OSError):  # full, or its reader has ended
+            os.write(reports, failure.to_line().encode())
     if job.launcher != "torchrun" and (exit_code != 0 or was_ended):
         # These launchers wait for every process with the streams open, also for children of the program.
         end_processes_of(job.launch, job.grace_s, place["RANK"])
     return exit_status(exit_code)
-
-
-def _write_error_file(path: Path, failure: Failure) -> None:
-    """Report to the launcher in the rank's error file, with the message that torch's ``@record`` wrote there."""
-    message = ""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        recorded = json.loads(path.read_text())["message"]
-        message = str(recorded["message"] if isinstance(recorded, dict) else recorded)
-    with contextlib.suppress(OSError):  # a full disk; the launcher then reports the exit status alone
-        path.write_text(replace(failure, message=message).to_line())
 
 
 # System calls, whose effects the program inherits. Containers may forbid them, and an unbound rank is better than none:

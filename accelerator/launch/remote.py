@@ -97,7 +97,6 @@ def _ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
             node_rank=number,
             master_addr=address,
             master_port=job.master_port or DEFAULT_PORT,
-            address=address if host.is_local else host.name.rpartition("@")[2],
             has_driver=True,
         )
         options = (f"--host_job={part.to_json()}", "--no_python", "--", *job.program)
@@ -114,46 +113,41 @@ def _ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
 
 
 def _cluster_command(job: Job) -> RemoteCommand:
-    first = job.hosts[0]
+    first, names, launcher = job.hosts[0], [host.name for host in job.hosts], job.launcher
     if any((host.chosen, host.slots) != (first.chosen, first.slots) for host in job.hosts):
         raise LaunchError(
-            f"--launcher {job.launcher} requires the same slots on every host, but the hosts' slots differ.",
+            f"--launcher {launcher} requires the same slots on every host, but the hosts' slots differ.",
             "Select the same slots on each host (--num_accelerators, --include, --exclude), or use --launcher ssh.",
         )
-    is_allocation = job.launcher == "slurm" and first.is_local  # srun knows the hosts, and ranks find the first
-    address = job.master_addr if is_allocation else master_address(job)
-    rank = helper_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "--", *job.program)
-    programs = _PROGRAMS[job.launcher]
-    program = next(filter(shutil.which, programs), programs[-1])
+    is_local, per_host = all(host.is_local for host in job.hosts), len(first.chosen)
+    # Within an allocation, srun knows the hosts, and ranks find the first.
+    address = job.master_addr if launcher == "slurm" and is_local else master_address(job)
+    rank = helper_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "2", *job.program)
+    program = next(filter(shutil.which, _PROGRAMS[launcher]), _PROGRAMS[launcher][-1])
     # All users can read command lines: options have only names, the values are in the environment.
     variables = dict(job.variables)
-    if job.launcher == "impi":
+    if launcher == "impi":
         variables["I_MPI_PIN"] = "0"  # Intel's hydra has no "-bind-to none"
-    options = _options(job, len(first.chosen), sorted({*job.forwarded, *variables}))
-    return RemoteCommand(job.launcher, (program, *options, *job.launcher_args, *rank), variables)
-
-
-def _options(job: Job, per_host: int, forwarded: list[str]) -> list[str]:
-    names = [host.name for host in job.hosts]
-    is_local = all(host.is_local for host in job.hosts)
-    if job.launcher == "slurm":
+    forwarded = sorted({*job.forwarded, *variables})
+    options = ["-np", str(per_host * len(names))]
+    if launcher == "slurm":
         nodes = job.num_nodes if is_local else len(names)
         options = [f"--nodes={nodes}", f"--ntasks={nodes * per_host}", f"--ntasks-per-node={per_host}"]
         options += ["--cpu-bind=none", *([] if is_local else [f"--nodelist={','.join(names)}"])]
         # Slurm's users expect their environment on every node.
-        return [*options, "--export=ALL", "--kill-on-bad-exit=1"]
-    options = ["-np", str(per_host * len(names))]
-    if job.launcher == "openmpi":
+        options += ["--export=ALL", "--kill-on-bad-exit=1"]
+    elif launcher == "openmpi":
         options += ["--map-by", f"ppr:{per_host}:node", "--bind-to", "none"]
         options += ["--host", ",".join(f"{name}:{per_host}" for name in names)]
-        return [*options, *(word for name in forwarded for word in ("-x", name))]
-    options += ["-ppn", str(per_host), *(["-bind-to", "none"] if job.launcher == "mpich" else [])]
-    if not is_local:
-        options += ["-hosts", ",".join(names)]
-    # By default, all variables would be forwarded; two such options are an error.
-    if not {"-genvall", "-genvlist", "-genvnone"} & {argument.replace("--", "-", 1) for argument in job.launcher_args}:
-        options += ["-genvlist", ",".join(forwarded)] if forwarded else ["-genvnone"]
-    return options
+        options += [word for name in forwarded for word in ("-x", name)]
+    else:
+        options += ["-ppn", str(per_host), *(["-bind-to", "none"] if launcher == "mpich" else [])]
+        options += [] if is_local else ["-hosts", ",".join(names)]
+        # By default, all variables would be forwarded; two such options are an error.
+        given = {argument.replace("--", "-", 1) for argument in job.launcher_args}
+        if not {"-genvall", "-genvlist", "-genvnone"} & given:
+            options += ["-genvlist", ",".join(forwarded)] if forwarded else ["-genvnone"]
+    return RemoteCommand(launcher, (program, *options, *job.launcher_args, *rank), variables)
 
 
 def run(job: Job, commands: Sequence[RemoteCommand], margin_s: float = 5.0) -> int:
@@ -167,13 +161,13 @@ def run(job: Job, commands: Sequence[RemoteCommand], margin_s: float = 5.0) -> i
         The exit status: the first failing rank's, else the first failing command's, or 128 plus the signal number if a
         signal ended the launch.
     """
-    driver = _Driver(job, margin_s)
-    before = {number: signal.signal(number, lambda number, _: driver.signal(number)) for number in handled_signals()}
+    driver = _Driver(job)
+    before = {number: signal.signal(number, driver.on_signal) for number in handled_signals()}
     try:
         # With ssh, each host's launcher guards its ranks.
         with contextlib.nullcontext() if job.launcher == "ssh" else guarded(job.launch, job.grace_s):
             try:
-                status = driver.run(commands)
+                status = driver.run(commands, 2 * job.grace_s + margin_s)
             finally:
                 driver.kill()
             if status != 0:
@@ -187,19 +181,18 @@ def run(job: Job, commands: Sequence[RemoteCommand], margin_s: float = 5.0) -> i
 class _Driver:
     """The state of one :func:`run`."""
 
-    def __init__(self, job: Job, margin_s: float) -> None:
-        self._job = job
-        self._time_to_end_s = 2 * job.grace_s + margin_s
+    def __init__(self, job: Job) -> None:
+        self._job, self._is_ssh = job, job.launcher == "ssh"
         self._running: dict[subprocess.Popen[bytes], RemoteCommand] = {}
         self._relays: list[Relay] = []
         self._failures: list[Failure] = []
         self._signal: signal.Signals | None = None
 
-    def signal(self, number: int) -> None:
+    def on_signal(self, number: int, _frame: object) -> None:
         """Record the first signal for the main loop."""
         self._signal = self._signal or signal.Signals(number)
 
-    def run(self, commands: Sequence[RemoteCommand]) -> int:
+    def run(self, commands: Sequence[RemoteCommand], time_to_end_s: float) -> int:
         for command in commands:
             if self._signal is None:
                 self._start(command)
@@ -209,21 +202,20 @@ class _Driver:
                 command = self._running.pop(process)
                 if process.returncode != 0 and status == 0 and deadline == math.inf:
                     status = exit_status(process.returncode)
-                    self._explain(command, process.returncode)
+                    self._explain(command, status)
             # A rank's failure suffices: some MPIs do not end the others if a rank exits with a status.
             if deadline == math.inf and (self._signal is not None or status != 0 or self._failures):
-                deadline = time.monotonic() + self._time_to_end_s
+                deadline = time.monotonic() + time_to_end_s
                 self._end_all()
             if time.monotonic() > deadline:
                 self.kill()
             time.sleep(_POLL_S)
-        for relay in self._relays:
-            relay.finish()
-        failure = min(self._failures, key=Failure.when, default=None)
+        self._finish_relays()
         if self._signal is not None:
             log(f"{self._signal.name}: all ranks have ended")
             return 128 + self._signal
-        if failure is not None:
+        if self._failures:
+            failure = min(self._failures, key=Failure.when)
             log(str(failure))
             return exit_status(failure.exit_code)
         return status
@@ -240,7 +232,7 @@ class _Driver:
                 command.command,
                 executable=shutil.which(command.command[0]),  # by our PATH; the command's may differ
                 env=env.child_environment(**{**command.variables, VARIABLE: self._job.launch}),
-                stdin=subprocess.PIPE if self._job.launcher == "ssh" else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self._is_ssh else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # only this process forwards Ctrl-C
             )
@@ -257,7 +249,7 @@ class _Driver:
 
     def _end_all(self) -> None:
         for process, command in self._running.items():
-            if self._job.launcher == "ssh":
+            if self._is_ssh:
                 _send(process, "SIGINT" if self._signal == signal.SIGINT else "SIGTERM")
                 continue
             for receiver in _receivers(process.pid, command.command[0]):
@@ -265,13 +257,16 @@ class _Driver:
                     os.kill(receiver, signal.SIGTERM)
 
     def _explain(self, command: RemoteCommand, status: int) -> None:
-        for relay in self._relays:
-            relay.finish()
+        self._finish_relays()
         if command.sent is not None and status == 255 and not self._failures:  # a rank's status may also be 255
             attempt = shlex.join([*command.command[:-1], "true"])
             log(f"{command.label}: ssh failed; see above. Remedy: Make '{attempt}' work without a prompt.")
         elif self._signal is None and self._running:
             log(f"{command.label} ended with status {status}; ending the others")
+
+    def _finish_relays(self) -> None:
+        for relay in self._relays:
+            relay.finish()
 
 
 def _send(process: subprocess.Popen[bytes], line: str) -> None:

@@ -1,4 +1,4 @@
-"""The topology of this machine: cores, hyper-threads, NUMA nodes, memory and caches.
+"""The topology of this machine: cores, hyper-threads, NUMA nodes and memory.
 
 All files are read below :class:`.HostFiles`, so tests can pass their own. A "CPU" is a hardware thread, as the kernel
 numbers them; a "core" is one or more CPUs that share execution units.
@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from op_builder.system.cgroups import HostFiles, allowed_cores, cpu_quota_cores, parse_index_list, read_text
 from op_builder.system.cpu_isa import cpu_model
@@ -19,7 +18,6 @@ from op_builder.system.numa import numa_directory, numa_nodes
 # Processors with high-bandwidth memory that can form its own nodes ("flat mode"), for firmware that does not report
 # memory bandwidth.
 _HBM_MODELS = re.compile(r"xeon\(r\) cpu max|xeon phi", re.IGNORECASE)
-_SIZE_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 @dataclass(frozen=True)
@@ -77,16 +75,6 @@ class Topology:
         )
 
 
-@dataclass(frozen=True)
-class Cache:
-    """One cache: its level, kind (``Data``, ``Instruction``, ``Unified``), size, and the CPUs that share it."""
-
-    level: int
-    kind: str
-    size_bytes: int
-    cpus: frozenset[int]
-
-
 def own_affinity() -> set[int] | None:
     """This process's affinity mask, None on systems without one."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
@@ -121,21 +109,6 @@ def read_topology(files: HostFiles, affinity: Collection[int] | None) -> Topolog
     )
 
 
-def read_caches(files: HostFiles, topology: Topology) -> tuple[Cache, ...]:
-    """All caches, by level and kind, each once."""
-    found = set()
-    for core in topology.cores:
-        for directory in (_cpu_directory(files, core.cpus[0]) / "cache").glob("index[0-9]*"):
-            level, kind, size, shared = (
-                read_text(directory / name) or "" for name in ("level", "type", "size", "shared_cpu_list")
-            )
-            parts = re.fullmatch(r"(\d+)([KMG]?)", size)
-            if level.isdecimal() and parts:
-                size_bytes = int(parts[1]) << _SIZE_SHIFTS[parts[2]]
-                found.add(Cache(int(level), kind, size_bytes, parse_index_list(shared) or frozenset(core.cpus)))
-    return tuple(sorted(found, key=lambda cache: (cache.level, cache.kind, min(cache.cpus))))
-
-
 def parse_list(text: str) -> tuple[int, ...]:
     """The numbers of a list in the kernel's format, ``0-2,8``, sorted; empty if the format is invalid."""
     is_list = re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text.strip(), re.ASCII)
@@ -153,18 +126,13 @@ def format_list(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
-def _cpu_directory(files: HostFiles, cpu: int) -> Path:
-    return files.sysfs / "devices" / "system" / "cpu" / f"cpu{cpu}"
-
-
 def _read_core(files: HostFiles, cpu: int, online: frozenset[int]) -> Core:
-    directory = _cpu_directory(files, cpu) / "topology"
+    directory = files.sysfs / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
     # Core numbers repeat in each socket, on ARM in each cluster: only siblings identify a core.
     siblings = read_text(directory / "thread_siblings_list") or read_text(directory / "core_cpus_list") or ""
     package = int(read_text(directory / "physical_package_id") or "0")
-    return Core(
-        tuple(sorted(parse_index_list(siblings) & online | {cpu})), max(0, package)
-    )  # -1: unknown to the firmware
+    # A package of -1 is unknown to the firmware.
+    return Core(tuple(sorted(parse_index_list(siblings) & online | {cpu})), max(0, package))
 
 
 def _read_nodes(files: HostFiles) -> tuple[Node, ...]:

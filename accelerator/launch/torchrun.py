@@ -1,32 +1,22 @@
-"""Running the ranks of this host: it starts, watches, restarts and ends them. Torch's rendezvous connects hosts.
+"""Running the ranks of this host: it starts, watches, restarts and ends them. Hosts meet at a store of torch.
 
 Ranks bind themselves and report failures (:mod:`accelerator.launch.rank`). This module reports the first failure, and
-ends the processes that a failed launch leaves behind.
+ends the processes that a failed launch leaves behind. Torch's calls run no signal handlers, so none of them waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 
 from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousInfo
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from accelerator.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
@@ -36,86 +26,62 @@ from accelerator.launch.processes import END_SIGNALS, VARIABLE, end_processes_of
 from op_builder import env
 from op_builder.system.listener import listen
 
-_NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
-_RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
+_MEETING_TIMEOUT_S = 15 * 60
+_CALL_TIMEOUT = timedelta(seconds=30)
 _MARGIN_S = 2.0
 _POLL_S = 0.1
-_END_TIMEOUT = timedelta(minutes=5)
+
+
+class _SignalError(Exception):
+    """A signal that ends the launch."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
 
 
 def run(job: Job) -> int:
     """Run the ranks of this host; returns the exit status.
 
     It is the first failing rank's, 128 plus the signal number if a signal ended the rank or this launcher, and 1 if the
-    hosts did not connect.
+    hosts did not connect or another host ended the launch.
     """
     env.set_for_libraries({**job.variables, VARIABLE: job.part})  # the ranks inherit them
-    # For the ranks' reports. `try` follows before the directory exists, so no signal can leave it behind.
-    directory = os.path.join(tempfile.gettempdir(), f"accel-launch-{secrets.token_hex(8)}")
-    signals = _Signals()
-    supervisor, failure, stopped = None, None, None
     try:
-        os.mkdir(directory, 0o700)
-        _end_in_time(job, signals, directory)
-        try:
-            signals.raise_first()
-            if job.has_driver:
-                _follow_standard_input()  # a signal may be pending there
-            resolve(job)
-            supervisor = _Supervisor(job, signals, directory)
-            failure = supervisor.run()
-            signals.ignore()
-        except (SignalException, LaunchError, *_NETWORK_ERRORS) as error:
-            signals.ignore()
-            stopped = error
-        if failure is None and stopped is None:
+        _raise_first_signal()
+        if job.has_driver:
+            _follow_standard_input()  # a signal may be pending there
+        failure = _Supervisor(job).run()
+        _ignore_signals()
+        if failure is None:
             return 0
-        if supervisor is not None and not isinstance(stopped, SignalException):
-            supervisor.close_rendezvous()
-        end_processes_of(job.part, job.grace_s)
-        return _log_end(job, failure, stopped)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        message, status = "" if job.has_driver else str(failure), exit_status(failure.exit_code)
+    except _SignalError as error:
+        message, status = f"{error.signal.name}: the ranks of {socket.gethostname()} have ended", 128 + error.signal
+    except (LaunchError, DistError, TimeoutError) as error:
+        _ignore_signals()
+        message, status = str(meeting_error(job, error)), 1
+    end_processes_of(job.part, job.grace_s)
+    if message:
+        log(message)
+    return status
 
 
-class _Signals:
-    """The handling of signals that end a launch."""
+def _raise_first_signal() -> None:
+    """Raise an exception at the first signal; signals that were ignored at the start stay ignored."""
+    handled = handled_signals()
 
-    def __init__(self) -> None:
-        self._handled = handled_signals()
-        self.has_ranks = False
+    def raise_it(number: int, _frame: FrameType | None) -> None:
+        _ignore_signals()
+        raise _SignalError(number)
 
-    def raise_first(self) -> None:
-        """Raise an exception at the first signal; signals that were ignored at the start stay ignored."""
-
-        def raise_it(number: int, _frame: FrameType | None) -> None:
-            self.ignore()
-            raise SignalException(f"got signal {number}", signal.Signals(number))
-
-        for number in END_SIGNALS:
-            signal.signal(number, raise_it if number in self._handled else signal.SIG_IGN)
-
-    def ignore(self) -> None:
-        """Ignore signals from now on, without ``SIG_IGN``, which new processes would inherit."""
-        for number in END_SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)
+    for number in END_SIGNALS:
+        signal.signal(number, raise_it if number in handled else signal.SIG_IGN)
 
 
-def _end_in_time(job: Job, signals: _Signals, directory: str) -> None:
-    """End after a signal even if torch waits for other hosts and runs no Python handler."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def wait() -> None:
-        number = os.read(reader, 1)[0]
-        time.sleep((2 * job.grace_s if signals.has_ranks else 0) + _MARGIN_S)
-        end_processes_of(job.part, job.grace_s)
-        log(f"{signal.Signals(number).name}: ended while waiting for other hosts")
-        shutil.rmtree(directory, ignore_errors=True)
-        os._exit(128 + number)
-
-    threading.Thread(target=wait, daemon=True).start()
+def _ignore_signals() -> None:
+    """Ignore signals from now on, without ``SIG_IGN``, which new processes would inherit."""
+    for number in END_SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
 
 
 def _follow_standard_input() -> None:
@@ -135,124 +101,135 @@ def _follow_standard_input() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _log_end(job: Job, failure: Failure | None, stopped: Exception | None) -> int:
-    """Log why a launch failed; returns the exit status."""
-    if isinstance(stopped, SignalException):
-        log(f"{stopped.sigval.name}: the ranks of {socket.gethostname()} have ended")
-        return 128 + stopped.sigval
-    if stopped is not None:
-        log(str(rendezvous_error(job, stopped)))
-        return 1
-    assert failure is not None
-    if job.has_driver:
-        os.write(2, failure.to_line().encode())
-    else:
-        log(str(failure))
-    return exit_status(failure.exit_code)
-
-
 class _Supervisor:
     """Starts the ranks of this host, watches them, and restarts them after a failure on any host."""
 
-    def __init__(self, job: Job, signals: _Signals, directory: str) -> None:
-        self._job, self._signals, self._directory = job, signals, directory
-        self._rendezvous = make_rendezvous(job)
-        self._restarts_left = job.max_restarts
-        self._attempts = 0
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._ranks: list[tuple[int, subprocess.Popen[bytes]]] = []
+        self._reader, self._writer = os.pipe()  # the ranks' reports of failures
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)  # a rank must not wait if many fail at once
+        self._reported = b""
 
     def run(self) -> Failure | None:
         """Run the ranks until all have succeeded (None) or no restart is left (the first failure)."""
+        store, has_succeeded = None, False
         try:
-            while True:
-                self._start()
-                failures = self._wait()
-                failure = min(failures, key=Failure.when, default=None)
-                if all(process.returncode == 0 for _, process in self._ranks):
+            self._ranks_store = connect(self._job)  # of the first attempt
+            # Hosts that were started by hand do not share the launch's id.
+            self._name = self._job.launch if self._job.has_driver or self._job.num_nodes == 1 else "accel-launch"
+            store = PrefixStore(self._name, self._ranks_store)
+            for attempt in range(self._job.max_restarts + 1):
+                self._start(store, attempt)
+                has_succeeded = self._wait(store, attempt)
+                if has_succeeded:
                     return None
-                if failure is not None:
-                    if self._restarts_left == 0:
-                        return failure
-                    self._restarts_left -= 1
+                failure = min(self._failures(), key=Failure.when, default=None)
+                left = self._job.max_restarts - attempt
+                if left == 0:
+                    break
+                _set(store, f"{attempt}/failed")
                 cause = "Ranks of other hosts have failed." if failure is None else str(failure)
-                log(f"{cause}\nAll ranks are restarted; {plural(self._restarts_left, 'restart')} left.", "warning")
+                log(f"{cause}\nAll ranks are restarted; {plural(left - 1, 'restart')} left.", "warning")
                 self._stop(signal.SIGTERM)
                 end_processes_of(self._job.part, self._job.grace_s)  # before the next attempt
-        except SignalException as error:
-            self._stop(error.sigval)
+            if failure is None:
+                raise _other_host_ended()
+            if self._job.has_driver:
+                _ignore_signals()  # the driver sends one
+                os.write(2, failure.to_line().encode())
+            return failure
+        except _SignalError as error:
+            self._stop(error.signal)
             raise
         finally:
+            if store is not None and not has_succeeded:
+                _set(store, "closed")
+                time.sleep(2 * _POLL_S if self._job.num_nodes > 1 else 0)  # the other hosts read it
             self._stop(signal.SIGTERM)
 
-    def close_rendezvous(self) -> None:
-        """Let hosts stop waiting for this one."""
-        with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may have ended
-            self._rendezvous.shutdown()
-
-    def _start(self) -> None:
-        self._info = self._rendezvous.next_rendezvous()
-        store, index, place = self._info.store, self._info.rank, self._info.bootstrap_store_info
-        if place is None:
-            raise LaunchError("torch's rendezvous returned no address for the ranks.", "Use another version of torch.")
-        count = len(self._job.hosts[0].chosen)
-        store.set(f"ranks/{index}", str(count))
-        counts = [int(store.get(f"ranks/{other}")) for other in range(self._info.world_size)]
-        self._attempts += 1
+    def _start(self, store: PrefixStore, attempt: int) -> None:
+        index, hosts, count = self._job.node_rank, self._job.num_nodes, len(self._job.hosts[0].chosen)
+        if index == 0:
+            if attempt > 0:  # restarted ranks must not find keys of earlier ones
+                self._ranks_store = _serve(_address(self._job), 0)
+            store.set(f"{attempt}/port", str(self._ranks_store.port))
+        store.set(f"{attempt}/ranks/{index}", str(count))
+        deadline = time.monotonic() + _MEETING_TIMEOUT_S
+        while not store.check([f"{attempt}/ranks/{other}" for other in range(hosts)]):
+            if store.check(["closed"]):
+                raise _other_host_ended()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all hosts started within {_MEETING_TIMEOUT_S} seconds")
+            time.sleep(_POLL_S)
+        counts = [int(store.get(f"{attempt}/ranks/{other}")) for other in range(hosts)]
         self._ranks = []
-        self._signals.has_ranks = True
-        command = helper_process("rank", self._job.to_json(), "--", *self._job.program)
+        self._failures()
+        self._reported = b""  # by ranks of the attempt before
+        total = sum(counts)
+        shared = {
+            "WORLD_SIZE": total,
+            "LOCAL_WORLD_SIZE": count,
+            "GROUP_WORLD_SIZE": hosts,
+            "ROLE_WORLD_SIZE": total,
+            "GROUP_RANK": index,
+            "CROSS_RANK": index,
+            "CROSS_SIZE": hosts,
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": _address(self._job),
+            "MASTER_PORT": store.get(f"{attempt}/port").decode(),
+            "TORCHELASTIC_RESTART_COUNT": attempt,
+            "TORCHELASTIC_MAX_RESTARTS": self._job.max_restarts,
+            # The ranks connect to the store of this module.
+            "TORCHELASTIC_RUN_ID": self._name,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
+        command = helper_process("rank", self._job.to_json(), str(self._writer), *self._job.program)
         for local_rank in range(count):
             rank = sum(counts[:index]) + local_rank
-            variables = env.child_environment(
-                RANK=str(rank),
-                LOCAL_RANK=str(local_rank),
-                WORLD_SIZE=str(sum(counts)),
-                LOCAL_WORLD_SIZE=str(count),
-                ROLE_RANK=str(rank),
-                ROLE_WORLD_SIZE=str(sum(counts)),
-                ROLE_NAME="default",
-                GROUP_RANK=str(index),
-                GROUP_WORLD_SIZE=str(self._info.world_size),
-                MASTER_ADDR=place.master_addr,
-                MASTER_PORT=str(place.master_port),
-                TORCHELASTIC_RESTART_COUNT=str(self._job.max_restarts - self._restarts_left),
-                TORCHELASTIC_MAX_RESTARTS=str(self._job.max_restarts),
-                TORCHELASTIC_RUN_ID=self._rendezvous.get_run_id(),
-                TORCHELASTIC_USE_AGENT_STORE=str(self._rendezvous.use_agent_store),
-                TORCHELASTIC_ERROR_FILE=str(self._error_file(rank)),
-            )
+            own = {**shared, "RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local_rank}
+            variables = env.child_environment(**{name: str(value) for name, value in own.items()})
             variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # a rank in a broken collective ends
-            self._ranks.append((rank, subprocess.Popen(command, env=variables, start_new_session=True)))
+            process = subprocess.Popen(command, env=variables, pass_fds=(self._writer,), start_new_session=True)
+            self._ranks.append((rank, process))
 
-    def _wait(self) -> list[Failure]:
-        """The failures of this host's ranks; none if all succeeded or another host restarts."""
+    def _wait(self, store: PrefixStore, attempt: int) -> bool:
+        """Wait until the ranks of all hosts have succeeded (True) or one has failed."""
         while any(process.poll() is None for _, process in self._ranks):
-            failures = self._failures()
-            if failures or self._rendezvous.num_nodes_waiting() > 0:
-                return failures
+            if self._failures() or self._has_failed_elsewhere(store, attempt):
+                return False
             time.sleep(_POLL_S)
-        failures = self._failures()
-        if not failures and self._info.world_size > 1:
-            # The store may be in this process; the ranks of other hosts still use it.
-            store, index = self._info.store, self._info.rank
-            with contextlib.suppress(*_NETWORK_ERRORS):
-                store.set(f"ended/{index}", "")
-                store.wait([f"ended/{other}" for other in range(self._info.world_size)], _END_TIMEOUT)
-        return failures
+        if self._failures():
+            return False
+        for event in ("succeeded", "left"):  # the first host serves the store and leaves last
+            _set(store, f"{attempt}/{event}/{self._job.node_rank}")
+            hosts = range(self._job.num_nodes if event == "succeeded" or self._job.node_rank == 0 else 0)
+            while not store.check([f"{attempt}/{event}/{other}" for other in hosts]):
+                if self._has_failed_elsewhere(store, attempt):
+                    return False
+                time.sleep(_POLL_S)
+        return True
+
+    def _has_failed_elsewhere(self, store: PrefixStore, attempt: int) -> bool:
+        try:
+            if store.check(["closed"]):
+                raise _other_host_ended()
+            return bool(store.check([f"{attempt}/failed"]))
+        except DistError:
+            raise _other_host_ended() from None
 
     def _failures(self) -> list[Failure]:
         """What the failed ranks reported; if they reported nothing, their exit statuses."""
-        reported, known = [], []
-        for local_rank, (rank, process) in enumerate(self._ranks):
-            exit_code = process.poll()
-            if exit_code:
-                known.append(Failure(rank, local_rank, socket.gethostname(), process.pid, exit_code, time.time()))
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    reported.append(Failure.from_line(self._error_file(rank).read_text()))
-        return [failure for failure in reported if failure is not None] or known
-
-    def _error_file(self, rank: int) -> Path:
-        return Path(self._directory, f"{self._attempts}-{rank}.json")
+        known = [
+            Failure(rank, local_rank, socket.gethostname(), process.pid, exit_code, time.time())
+            for local_rank, (rank, process) in enumerate(self._ranks)
+            if (exit_code := process.poll())
+        ]
+        with contextlib.suppress(BlockingIOError):
+            self._reported += os.read(self._reader, 1 << 20)
+        lines = self._reported.decode(errors="replace").split("\n")
+        return [failure for failure in map(Failure.from_line, lines) if failure is not None] or known
 
     def _stop(self, number: int) -> None:
         """End the ranks, which end their programs after the grace period."""
@@ -268,49 +245,55 @@ class _Supervisor:
                 process.wait()
 
 
-def make_rendezvous(job: Job) -> RendezvousHandler:
-    """The rendezvous of the hosts. It starts at `next_rendezvous`."""
-    if job.max_restarts == 0 or job.num_nodes == 1:
-        return _Rendezvous(job)
-    # Only torch's own counts the hosts again before a restart.
-    store, name = _store(job, _port(job)), _name(job)
-    backend, timeout = C10dRendezvousBackend(store, name), RendezvousTimeout(join=_RENDEZVOUS_TIMEOUT)
-    handler: RendezvousHandler = DynamicRendezvousHandler.from_backend(
-        name, store, backend, job.num_nodes, job.num_nodes, _local_address(job), timeout
-    )
-    return handler
+def _set(store: PrefixStore, key: str) -> None:
+    with contextlib.suppress(DistError):  # the first host may have ended
+        store.set(key, "")
 
 
-class _Rendezvous(StaticTCPRendezvous):
-    """Hosts whose indices are known meet at a store, which their ranks also use."""
+def connect(job: Job, resolve_timeout_s: float = 15.0) -> TCPStore:
+    """The store where the hosts meet, which the first host serves.
 
-    def __init__(self, job: Job) -> None:
-        timeout_s = int(_RENDEZVOUS_TIMEOUT.total_seconds())
-        super().__init__(_address(job), _port(job), job.node_rank, job.num_nodes, _name(job), timeout_s)
-        self._job = job
-        self._rounds = 0
-        self._own: TCPStore | None = None
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        if self._own is None:
-            self._own = _store(self._job, self.master_port)
-        self._rounds += 1  # restarted ranks must not find the keys of earlier ones
-        store = PrefixStore(f"{self.run_id}/{self._rounds}", self._own)
-        place = RendezvousStoreInfo(self.master_addr, self._own.port)
-        return RendezvousInfo(store, self.rank, self.world_size, place)
-
-
-def _store(job: Job, port: int) -> TCPStore:
-    """Torch's store, once all hosts have connected to it; the first host serves it, at the named address alone."""
+    Raises:
+        LaunchError: the first host's name is still unknown after ``resolve_timeout_s``; it may be known only after that
+            host has started.
+        TimeoutError: that host does not listen within 15 minutes.
+        DistError: torch's reason.
+    """
     address, is_server = _address(job), job.node_rank == 0
-    own = listen(address, port) if is_server else None
+    port = job.master_port or (0 if job.num_nodes == 1 else DEFAULT_PORT)
+    began = time.monotonic()
+    while True:
+        try:
+            if is_server:
+                socket.getaddrinfo(address, port)
+            else:
+                socket.create_connection((address, port), timeout=5.0).close()
+            break
+        except OSError as error:
+            waited_s = time.monotonic() - began
+            if isinstance(error, socket.gaierror) and waited_s > resolve_timeout_s:
+                message = f"--master_addr {address} cannot be resolved: {error.strerror}."
+                raise LaunchError(message, "Use the name or address of the host with rank 0.") from None
+            if waited_s > _MEETING_TIMEOUT_S:
+                raise TimeoutError(str(error)) from None
+        time.sleep(0.5)
+    if is_server:
+        return _serve(address, port)
+    return TCPStore(address, port, is_master=False, timeout=_CALL_TIMEOUT)
+
+
+def _serve(address: str, port: int) -> TCPStore:
+    """A store at this address alone, if this host has an interface with it."""
+    own = listen(address, port)
     if own is not None:
         port = own.getsockname()[1]
     descriptor = None if own is None else own.detach()  # torch closes it
-    store = TCPStore(address, port, job.num_nodes, is_server, _RENDEZVOUS_TIMEOUT, master_listen_fd=descriptor)
-    if is_server and own is None:
+    store = TCPStore(
+        address, port, is_master=True, timeout=_CALL_TIMEOUT, wait_for_workers=False, master_listen_fd=descriptor
+    )
+    if own is None:
         reason = f"{address} is not an address of an interface of this host"
-        log(f"Port {port} is open on all interfaces: {reason}.", "warning")
+        log(f"Port {store.port} is open on all interfaces: {reason}.", "warning")
     return store
 
 
@@ -318,43 +301,17 @@ def _address(job: Job) -> str:
     return (job.master_addr or "127.0.0.1").strip("[]")
 
 
-def _port(job: Job) -> int:
-    is_any_free = job.num_nodes == 1 and job.master_port is None
-    return 0 if is_any_free else job.master_port or DEFAULT_PORT
+def _other_host_ended() -> LaunchError:
+    return LaunchError("Another host has ended the launch.", "See the messages of that host.")
 
 
-def _name(job: Job) -> str:
-    """The rendezvous' name; hosts that were started by hand do not share the launch's id."""
-    return job.launch if job.has_driver or job.num_nodes == 1 else "accel-launch"
-
-
-def resolve(job: Job, timeout_s: float = 15.0) -> None:
-    """Resolve the address of rank 0: torch would retry for 15 minutes without a reason.
-
-    Raises:
-        LaunchError: the name is still unknown after ``timeout_s``; it may be known only after its host has started.
-    """
-    deadline = time.monotonic() + timeout_s
-    while job.master_addr is not None:
-        try:
-            socket.getaddrinfo(job.master_addr.strip("[]"), job.master_port or DEFAULT_PORT)
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                message = f"--master_addr {job.master_addr} cannot be resolved: {error.strerror}."
-                raise LaunchError(message, "Use the name or address of the host with rank 0.") from None
-        time.sleep(0.5)
-
-
-def rendezvous_error(job: Job, error: Exception) -> LaunchError:
-    """Convert an error of torch's rendezvous or store."""
+def meeting_error(job: Job, error: Exception) -> LaunchError:
+    """Convert an error of :func:`connect` or of the store."""
     if isinstance(error, LaunchError):
         return error
-    reason = str(error.__cause__ or error).partition("\n")[0]
+    reason = str(error).partition("\n")[0]
     port, here = job.master_port or DEFAULT_PORT, socket.gethostname()
-    if isinstance(error, RendezvousClosedError):
-        message, remedy = "Another host has ended the launch.", "See the messages of that host."
-    elif "EADDRINUSE" in reason or "already in use" in reason.lower():
+    if "EADDRINUSE" in reason or "already in use" in reason.lower():
         message = f"Port {port} of {here}, needed for rank 0, is in use."
         remedy = "Use another --master_port, the same on all hosts, or end the process that uses it ('ss -ltnp')."
     elif job.num_nodes == 1:
@@ -364,12 +321,6 @@ def rendezvous_error(job: Job, error: Exception) -> LaunchError:
         message = f"The {job.num_nodes} hosts did not connect to {job.master_addr} port {port}: {reason}"
         remedy = (
             "Check that --master_addr is the host with rank 0, that no firewall blocks --master_port, "
-            f"and that all hosts start within {_RENDEZVOUS_TIMEOUT.seconds} seconds."
+            f"and that all hosts start within {_MEETING_TIMEOUT_S} seconds."
         )
     return LaunchError(message, remedy)
-
-
-def _local_address(job: Job) -> str | None:
-    if job.num_nodes == 1:
-        return "127.0.0.1"  # containers often cannot resolve their own name
-    return job.address or (job.master_addr if job.node_rank == 0 else None)

@@ -141,10 +141,7 @@ MISMATCHES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
         lambda: dist.all_reduce(torch.ones(4, dtype=DOUBLE)),
     ),
-    "layout": (
-        lambda: dist.all_reduce(torch.ones(3).to_sparse()),
-        lambda: dist.all_reduce(torch.ones(3)),
-    ),
+    "layout": (lambda: dist.all_reduce(torch.ones(3).to_sparse()), lambda: dist.all_reduce(torch.ones(3))),
     "root": (lambda: dist.reduce(torch.ones(3), 0), lambda: dist.reduce(torch.ones(3), 1)),
     "collective": (
         lambda: dist.all_to_all_single(torch.zeros(2), torch.ones(2)),

@@ -183,9 +183,7 @@ def a_rank_dies(rank: int, size: int, directory: str) -> None:
     ccl.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(
-        CommunicationError, match=r"did not finish within 4 s(.|\n)*does not report which rank"
-    ) as first:
+    with pytest.raises(CommunicationError, match="within 4 s") as first:
         ccl.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
     with pytest.raises(CommunicationError) as second:
         ccl.barrier()

@@ -63,13 +63,7 @@ def python(
     """Run Python in a new process that imports from the checkout."""
     environment = env.child_environment(**{"PYTHONPATH": str(ROOT), **variables})
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
 
 

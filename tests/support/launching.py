@@ -24,48 +24,8 @@ TIMEOUT_S = 120  # only a guard against hangs
 TWO = ["--num_accelerators", "2"]
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
-# Writes a rank's variables, its CPUs, the memory policies of its pages and the command lines of all processes.
-SHOW = """
-import json, os, psutil, re, sys
-found = {**os.environ, "arguments": sys.argv[1:], "name": __name__, "host": os.uname().nodename}
-found["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", open("/proc/self/status").read())[1]
-try:
-    found["policies"] = sorted({line.split()[1] for line in open("/proc/self/numa_maps")})
-except OSError:
-    found["policies"] = None
-found["command_lines"] = str([process.info["cmdline"] for process in psutil.process_iter(["cmdline"])])
-with open(f"rank{found['RANK']}.json", "w") as file:
-    json.dump(found, file)
-print("rank", found["RANK"])
-print("shown by", found["RANK"], file=sys.stderr)
-"""
-
-# Starts a child in a session of its own, reports that it runs, and waits; some ranks end differently.
-WAIT = """
-import os, signal, subprocess, sys, time
-how, rank = sys.argv[1], int(os.environ["RANK"])
-if how == "stubborn" or (how == "one_fails" and rank == 0):
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-if how == "polite":
-    def note(number, _frame):
-        time.sleep(0.5)  # cleaning up takes a while
-        with open(f"got{rank}", "a") as file:
-            file.write(signal.Signals(number).name)
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, note)
-    signal.signal(signal.SIGINT, note)
-subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
-open(f"up{rank}", "w").close()
-while len([name for name in os.listdir() if name.startswith("up")]) < int(os.environ["WORLD_SIZE"]):
-    time.sleep(0.05)
-if rank == 1 and how in ("killed", "one_fails"):
-    print("last words of the rank", file=sys.stderr, flush=True)
-    if how == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(7)
-time.sleep(600)
-"""
+PROGRAMS = ROOT / "tests" / "support" / "launch_programs"
+SHOW, WAIT = str(PROGRAMS / "show.py"), str(PROGRAMS / "wait.py")
 
 
 def shown(directory: Path, rank: int) -> dict[str, Any]:
@@ -86,9 +46,9 @@ def environment(**variables: str | None) -> dict[str, str]:
 def launch(
     arguments: Sequence[str], directory: Path, prefix: Sequence[str] = (), **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the launcher beside the scripts; no process may be left."""
+    """Run the launcher in a directory; no process may be left."""
     done = subprocess.run(
-        _command(arguments, directory, prefix),
+        [*prefix, *command(*arguments)],
         cwd=directory,
         env=environment(**variables),
         capture_output=True,
@@ -98,12 +58,6 @@ def launch(
     )
     assert left_in(directory) == [], done.stderr
     return done
-
-
-def _command(arguments: Sequence[str], directory: Path, prefix: Sequence[str]) -> list[str]:
-    (directory / "show.py").write_text(SHOW)
-    (directory / "wait.py").write_text(WAIT)
-    return [*prefix, *command(*arguments)]
 
 
 def free_port() -> int:
@@ -127,7 +81,7 @@ class Started:
 
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
-                _command(arguments, directory, prefix),
+                [*prefix, *command(*arguments)],
                 cwd=directory,
                 env=environment(),
                 stdout=subprocess.DEVNULL,

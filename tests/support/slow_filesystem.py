@@ -140,11 +140,7 @@ class LocklessDirectory(SlowDirectory):
 
 
 # Locks that hold for all hosts, for the processes of one host each, and none.
-LOCKS = {
-    "shared": LockingDirectory,
-    "local": SlowDirectory,
-    "ENOLCK": LocklessDirectory,
-}
+LOCKS = {"shared": LockingDirectory, "local": SlowDirectory, "ENOLCK": LocklessDirectory}
 
 
 def main(backing: str, mountpoint: str, locks: str) -> None:

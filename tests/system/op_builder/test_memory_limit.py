@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 
 from op_builder import env
 from op_builder.system.cgroups import HostFiles, directories
+from tests.support.compilers import program
 from tests.support.foreign_package import ROOT
 from tests.support.small_ops import MODULE
 from tests.support.waiting import wait_until
@@ -27,41 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.first]
 
 GIBIBYTE = 1 << 30
 LIMIT_BYTES = 4 * GIBIBYTE
-BUILD = """
-import sys
-from pathlib import Path
-from op_builder import Binding, OpBuilder
-from op_builder.cache.store import Cache
-from op_builder.toolchains import jobs
-from tests.support.builds import cached_or_built
-jobs.available_cores = lambda *_: 16
-
-class Many(OpBuilder):
-    NAME, BUILD_VAR, BINDING = "many", "ACCEL_BUILD_MANY", Binding.TORCH
-    cache = Cache(Path(sys.argv[1]) / "cache")
-    def sources(self):
-        return sorted(str(path) for path in Path(sys.argv[1]).glob("*.cpp"))
-    def cxx_args(self):
-        return ["-O0", "-DVALUE=1"]
-
-assert cached_or_built(Many()).is_intact()
-"""
-
-# In place of g++: a job that needs memory for a moment, and notes when it begins and ends.
-HUNGRY_COMPILER = """#!{python} -S
-import os, sys, time
-def note(text):
-    log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(log, text)
-    os.close(log)
-if "-MF" in sys.argv:
-    note(b"+")
-    held = b"x" * (1536 << 20)
-    time.sleep(0.5)
-    del held
-    note(b"-")
-os.execv({compiler!r}, [{compiler!r}, *sys.argv[1:]])
-"""
+SUPPORT = ROOT / "tests" / "support"
 
 
 def is_removed(directory: Path) -> bool:
@@ -98,13 +64,11 @@ def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: Path, tmp_pat
     for number in range(5):
         (tmp_path / f"part{number}.cpp").write_text(f"int part{number}() {{ return {number}; }}\n")
     (tmp_path / "module.cpp").write_text(MODULE)
-    compiler, log = tmp_path / "hungry-g++", tmp_path / "jobs.log"
-    facts = {"python": sys.executable, "log": str(log), "compiler": str(shutil.which("g++"))}
-    compiler.write_text(HUNGRY_COMPILER.format(**facts))
-    compiler.chmod(0o755)
+    log = tmp_path / "jobs.log"
+    compiler = program(tmp_path / "g++", f'exec {sys.executable} -S {SUPPORT / "hungry_compiler.py"} {log} "$@"')
     settings = {"PYTHONPATH": str(ROOT), "ACCEL_MAX_JOBS": None, "MAX_JOBS": None, "CXX": str(compiler)}
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(tmp_path)],
+        [sys.executable, SUPPORT / "build_many_files.py", str(tmp_path)],
         env=env.child_environment(**settings),
         # Before the interpreter starts, so that all its memory counts.
         preexec_fn=lambda: (group / "cgroup.procs").write_text("0"),

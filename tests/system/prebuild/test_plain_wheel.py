@@ -49,11 +49,7 @@ def test_the_wheel_has_packages_sources_licence_and_nothing_else(tree: Path, pla
     licences = {name.partition(".dist-info/licenses/")[2] for name in files} - {""}
     assert licences == {"LICENSE", "THIRD_PARTY_NOTICES.md"}
     tops = {name.split("/")[0] for name in files}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {
-        "accelerator",
-        "op_builder",
-        "accel_ops.pth",
-    }
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"accelerator", "op_builder", "accel_ops.pth"}
     assert not [name for name in files if name.endswith((".so", ".pyc"))]
     (metadata,) = (content.decode() for name, content in files.items() if name.endswith(".dist-info/METADATA"))
     for line in (

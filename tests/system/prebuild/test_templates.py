@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 
 from op_builder.toolchains.sycl_runtime import find_runtime
-from tests.support.environments import (
-    ROOT,
-    Environment,
-    binaries_in,
-    files_in,
-    run,
-    shared,
-    the_wheel,
-)
+from tests.support.environments import ROOT, Environment, binaries_in, files_in, run, shared, the_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -15,15 +15,7 @@ import torch
 from op_builder.catalog.builders import DeclaredCPUBuilder
 from op_builder.catalog.registry import all_builders
 from op_builder.toolchains.oneccl import find_oneccl
-from tests.support.environments import (
-    Environment,
-    binaries_in,
-    copy_sources,
-    files_in,
-    index_of,
-    run,
-    the_wheel,
-)
+from tests.support.environments import Environment, binaries_in, copy_sources, files_in, index_of, run, the_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -122,8 +122,7 @@ def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "host_timers"),
-    [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False)],
+    ("version", "host_timers"), [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False)]
 )
 def test_xpu_uses_host_timers_before_ipex_2_6(machine: Machine, version: str, host_timers: bool) -> None:
     machine.ipex(version=version)

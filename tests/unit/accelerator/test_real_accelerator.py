@@ -70,10 +70,7 @@ def test_a_wrong_override_raises_each_time_and_is_not_cached() -> None:
 def test_a_plugin_that_calls_get_accelerator_at_import_is_rejected(plugin_site: PluginSite) -> None:
     source = "from accelerator import get_accelerator\nget_accelerator()\n" + PLUGIN_SOURCE.format(members="pass")
     plugin_site.install("acme", "plugin_loop", source)
-    with (
-        env.scope(ACCEL_ACCELERATOR="acme"),
-        pytest.raises(AcceleratorSelectionError, match="while a package"),
-    ):
+    with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match="while a package"):
         get_accelerator()
     assert type(get_accelerator()) is CPU_Accelerator
 

@@ -37,7 +37,7 @@ def test_ops_of_an_earlier_build_are_not_unpacked(tmp_path: Path) -> None:
 
 def test_a_plain_wheel_with_ops_is_rejected(tmp_path: Path) -> None:
     wheels.reject_ops(make_wheel(tmp_path, "acme_ops/_prebuilt_notes.txt"))
-    with pytest.raises(SystemExit, match=r"include an op of an editable install: acme_ops/_prebuilt/x\.so"):
+    with pytest.raises(SystemExit, match=r"acme_ops/_prebuilt/x\.so"):
         wheels.reject_ops(make_wheel(tmp_path, "acme_ops/_prebuilt/x.so"))
 
 

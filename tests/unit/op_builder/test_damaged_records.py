@@ -283,7 +283,7 @@ def test_a_damaged_safetensors_file_is_one_error_or_tensors(tmp_path: Path) -> N
 
 
 def test_a_damaged_report_of_a_failed_rank_is_output() -> None:
-    line = Failure(1, 0, "host", 12, 3, 1.5, "tail", "message").to_line()
+    line = Failure(1, 0, "host", 12, 3, 1.5, "tail").to_line()
     mark, text = line.split("{", 1)
     for content in damaged(f"{{{text}".encode(), COUNT, 13):
         str(Failure.from_line(mark + content.decode("latin-1")))

@@ -19,7 +19,9 @@ from op_builder.system.cgroups import HostFiles
 from tests.support.compilers import program
 from tests.support.launching import (
     CPUS,
+    PROGRAMS,
     ROOT,
+    SHOW,
     TWO,
     WAIT,
     Started,
@@ -55,7 +57,7 @@ def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(launcher
     shell = {"FROM_FILE": "shell", "CUDA_VISIBLE_DEVICES": "5,7", **available(launcher)}
     options = [*TWO, "--launcher", launcher, "--bind-cores-to-rank", "--log_dir", "logs"]
     arguments = ["$x", "${local_rank}", "--flag"]
-    done = launch([*options, "show.py", *arguments], tmp_path, **shell)
+    done = launch([*options, SHOW, *arguments], tmp_path, **shell)
     assert done.returncode == 0, done.stderr
     topology = read_topology(HostFiles(), own_affinity())
     for rank, binding in enumerate(plan_binding(topology, 2)):
@@ -91,7 +93,7 @@ SLURM_PROCID=1 SLURM_LOCALID=1 "$@" && wait $!
 def test_ranks_of_slurm_read_its_variables(tmp_path: Path) -> None:
     program(tmp_path / "bin" / "srun", SRUN)
     (tmp_path / "hosts").write_text("localhost slots=3\n")
-    options = ["--launcher", "slurm", "--hostfile", "hosts", "--include", "localhost:0,2", "show.py"]
+    options = ["--launcher", "slurm", "--hostfile", "hosts", "--include", "localhost:0,2", SHOW]
     done = launch(options, tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     got = shown(tmp_path, 1)
@@ -107,7 +109,7 @@ def test_ssh_starts_the_ranks_of_several_hosts(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nme@b slots=2\n")
     options = ["-H", "hosts", "--exclude", "a:0", "--launcher", "pdsh", "--ssh_port", "2222", "--venv_script", "my env"]
     meeting = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    rest = ["-q", "--bind_cores_to_rank", "--log_dir", "logs", "show.py"]
+    rest = ["-q", "--bind_cores_to_rank", "--log_dir", "logs", SHOW]
     done = launch([*options, *meeting, *rest], tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert "accel-launch:" not in done.stderr
@@ -132,41 +134,22 @@ def test_output_is_passed_on_in_whole_lines_even_if_the_disk_of_the_logs_is_full
             (tmp_path / "logs" / f"rank{rank}").mkdir(parents=True)
             (tmp_path / "logs" / f"rank{rank}" / "stdout.log").symlink_to("/dev/full")
     options = [*TWO, *([] if is_full is None else ["--log_dir", "logs"])]
-    done = launch([*options, str(ROOT / "tests" / "support" / "rank_output.py")], tmp_path)
+    done = launch([*options, str(PROGRAMS / "write_lines.py")], tmp_path)
     assert done.returncode == 3, done.stderr
     expected = [letter * length for letter in "ab" for length in (*[11] * 1450, *[20_001] * 50)]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
     assert done.stderr.count("No space left on device. The output continues") == (2 if is_full else 0)
 
 
-LISTENS = """
-import os, psutil
-port = int(os.environ["MASTER_PORT"])
-found = {each.laddr.ip for each in psutil.net_connections() if each.status == "LISTEN" and each.laddr.port == port}
-assert found == {"127.0.0.1"}, found
-"""
-
-
 @pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])
 def test_ranks_of_one_host_meet_where_no_other_host_can_connect(options: list[str], tmp_path: Path) -> None:
-    (tmp_path / "listens.py").write_text(LISTENS)
     port = ["--master_port", str(free_port())] if options else []
-    done = launch(["--num_accelerators", "1", *options, *port, "listens.py"], tmp_path)
+    done = launch(["--num_accelerators", "1", *options, *port, str(PROGRAMS / "listen.py")], tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_exception_in_an_error_file_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "recorded.py").write_text(
-        "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "@record\ndef main(): raise RuntimeError('the cause of it')\nmain()\n"
-    )
-    done = launch(["--num_accelerators", "1", "recorded.py"], tmp_path)
-    assert done.returncode == 1
-    assert "RuntimeError: the cause of it" in done.stderr.partition("accel-launch: rank 0")[2].splitlines()[1]
-
-
 def test_a_signal_reaches_all_ranks_once_unless_nohup_ignores_it(tmp_path: Path) -> None:
-    with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
+    with Started([*TWO, WAIT, "polite"], tmp_path, ["nohup"]) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(signal.SIGHUP)
         started.process.send_signal(signal.SIGINT)
@@ -178,7 +161,7 @@ def test_a_signal_reaches_all_ranks_once_unless_nohup_ignores_it(tmp_path: Path)
 
 def test_repeated_signals_do_not_prevent_a_launch_from_ending(tmp_path: Path) -> None:
     """Neither while it waits for ranks that ignore them nor while it ends what the ranks have started."""
-    with Started([*TWO, "--grace_period", "3", "wait.py", "stubborn"], tmp_path) as started:
+    with Started([*TWO, "--grace_period", "3", WAIT, "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(signal.SIGINT)
         while "have ended" not in started.errors:
@@ -195,7 +178,7 @@ def test_the_first_failing_rank_is_reported_and_the_others_end_after_the_grace_p
     launcher: str, tmp_path: Path
 ) -> None:
     options = [*TWO, "--launcher", launcher, "--grace_period", "2"]
-    done = launch([*options, "wait.py", "one_fails"], tmp_path, **available(launcher))
+    done = launch([*options, WAIT, "one_fails"], tmp_path, **available(launcher))
     assert done.returncode == 7, done.stderr
     assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
     assert f") on {os.uname().nodename} ended with exit status 7" in done.stderr
@@ -207,7 +190,7 @@ def test_the_first_failing_rank_is_reported_and_the_others_end_after_the_grace_p
 @pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])
 def test_no_process_outlives_a_killed_launcher(options: list[str], tmp_path: Path) -> None:
     options = [*options, "--master_port", str(free_port())] if options else []
-    with Started([*TWO, *options, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
+    with Started([*TWO, *options, "--grace_period", "1", WAIT, "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         started.process.kill()
         started.end()
@@ -219,11 +202,10 @@ def test_no_process_outlives_a_killed_launcher(options: list[str], tmp_path: Pat
 def test_a_pending_signal_of_the_driver_ends_the_launch(order: str, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    (tmp_path / "wait.py").write_text(WAIT)
     host = '{"name":"localhost","slots":1,"chosen":[0]}'
     job = f'--host_job={{"hosts":[{host}],"has_driver":true,"launch":"{uuid.uuid4().hex}"}}'
     done = subprocess.run(
-        command(job, "--no_python", "--", sys.executable, "wait.py", "stubborn"),
+        command(job, "--no_python", "--", sys.executable, WAIT, "stubborn"),
         cwd=tmp_path,
         env=environment(TMPDIR=str(temporary)),
         input=order,
@@ -255,7 +237,7 @@ def test_a_port_in_use_is_reported(restarts: str, tmp_path: Path) -> None:
         used.listen()
         port = str(used.getsockname()[1])
         alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", port, "--max_restarts", restarts]
-        done = launch([*TWO, *alone, "show.py"], tmp_path)
+        done = launch([*TWO, *alone, SHOW], tmp_path)
     assert done.returncode == 1
     assert f"accel-launch: Port {port} of {os.uname().nodename}, needed for rank 0, is in use." in done.stderr
     assert "--master_port" in done.stderr

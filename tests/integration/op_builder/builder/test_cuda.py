@@ -14,18 +14,9 @@ import torch
 from torch.utils import cpp_extension
 
 from op_builder import CUDAOpBuilder, env
-from op_builder.builder import (
-    assert_no_cuda_mismatch,
-    get_default_compute_capabilities,
-    installed_cuda_version,
-)
+from op_builder.builder import assert_no_cuda_mismatch, get_default_compute_capabilities, installed_cuda_version
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import (
-    CUDAMismatchException,
-    IncompatibleOpError,
-    LoadError,
-    MissingCUDAException,
-)
+from op_builder.errors import CUDAMismatchException, IncompatibleOpError, LoadError, MissingCUDAException
 from op_builder.system.outcomes import failures
 from op_builder.toolchains.toolset import find_cxx
 from tests.support.builds import compile_op, decision, find_cached, lookup
@@ -254,7 +245,7 @@ def test_the_toolkits_version_and_its_default_architectures() -> None:
 
 @cpu_torch_only
 def test_a_cpu_torch_fits_no_toolkit() -> None:
-    with pytest.raises(CUDAMismatchException, match=r"Op 'increment': torch .* is a build without CUDA"):
+    with pytest.raises(CUDAMismatchException, match="without CUDA"):
         assert_no_cuda_mismatch("increment")
 
 

@@ -97,7 +97,7 @@ def test_without_a_compiler_for_torchs_headers_nothing_is_built_and_the_remedy_w
 def test_a_builders_method_that_returns_no_list_is_named(method: str, value: object) -> None:
     builder = GivenBuilder("wrong", {"wrong.cpp": "int x;"})
     setattr(builder, method, lambda *_: value)
-    with pytest.raises(AccelError, match=rf"GivenBuilder\.{method}\(.*\) is {value!r}, which is not a list of strings"):
+    with pytest.raises(AccelError, match=rf"{method}\(.*list of strings"):
         builder.plan()
 
 

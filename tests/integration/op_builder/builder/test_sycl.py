@@ -24,14 +24,7 @@ from op_builder.xpu import RMSNormBuilder
 from tests.support.builds import is_prebuilt, prebuilt
 from tests.support.compilers import shared_library
 from tests.support.entries import edit_record
-from tests.support.sycl_ops import (
-    KERNEL,
-    XPU_BINDING,
-    ScaleBuilder,
-    needs_runtime,
-    run_with_op,
-    write_scale,
-)
+from tests.support.sycl_ops import KERNEL, XPU_BINDING, ScaleBuilder, needs_runtime, run_with_op, write_scale
 
 pytestmark = needs_runtime
 
@@ -138,7 +131,7 @@ def test_kernels_run_in_order_on_torchs_xpu_stream(tmp_path: Path) -> None:
 
 
 def test_a_wrong_number_of_arguments_is_an_error(op: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"tests::scale<float> takes 3 arguments and was given 2"):
+    with pytest.raises(RuntimeError, match="takes 3 arguments"):
         op.forget_(torch.ones(3), 2.0)
 
 
@@ -196,7 +189,7 @@ def test_the_build_command_compiles_every_kernel_ahead(place: Path, builder: Sca
 @pytest.mark.parametrize("name", ["libsycl.so.8.0.0", "libsycl.so.90.0.0", "libsycl-preview.so.9.0.0"])
 def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(sycl_runtime, "opened_runtimes", lambda: [f"/elsewhere/lib/{name}"])
-    with pytest.raises(LoadError, match=rf"has /elsewhere/lib/{re.escape(name)} open; a process can have only one"):
+    with pytest.raises(LoadError, match="only one"):
         open_runtime(tmp_path, "libsycl.so.9")
 
 

@@ -91,7 +91,7 @@ def test_the_example_in_the_documentation(tvm_ffi: Any) -> None:  # noqa: ARG001
 def test_functions_and_texts_of_load_inline(tvm_ffi: Any) -> None:  # noqa: ARG001
     text = "int64_t twice(int64_t x) { return 2 * x; }"
     assert load_inline("given", text, functions={"twice": 'Says "2".'}, binding=Binding.TVM_FFI).twice(4) == 8
-    with pytest.raises(LoadError, match=r"exports no function of TVM FFI[\s\S]*TVM_FFI_DLL_EXPORT_TYPED_FUNC"):
+    with pytest.raises(LoadError, match="TVM_FFI_DLL_EXPORT_TYPED_FUNC"):
         load_inline("given", text, binding=Binding.TVM_FFI)
     with pytest.raises(ArgumentError, match="binding is 'tvm_ffi'"):
         load_inline("given", text, functions="twice", binding="tvm_ffi")  # type: ignore[arg-type]

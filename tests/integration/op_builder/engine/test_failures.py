@@ -163,9 +163,7 @@ UNLOADABLE = {
         "BINDING = Binding.TORCH",
     ),
     "a crash": Unloadable(
-        f"#include <csignal>\nint x = raise(SIGSEGV);\n{ENTRY}",
-        ("small.so", "ended by SIGSEGV"),
-        "static initializers",
+        f"#include <csignal>\nint x = raise(SIGSEGV);\n{ENTRY}", ("small.so", "ended by SIGSEGV"), "static initializers"
     ),
     "an exception": Unloadable(
         THROW + ENTRY, ("small.so", "ended by SIGABRT", "no acme device"), "static initializers"

@@ -59,26 +59,6 @@ int main(int, char** arguments) {
 }
 """
 
-MODEL = """
-import sys, torch
-torch.ops.load_library(sys.argv[1])
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.ops.acme.twice(x) + 1
-
-exported = torch.export.export(Model(), (torch.ones(5),))
-torch._inductor.aoti_compile_and_package(exported, package_path=sys.argv[2])
-"""
-
-USES_MODEL = """
-import sys, torch
-torch.ops.load_library(sys.argv[1])
-model = torch._inductor.aoti_load_package(sys.argv[2])
-assert torch.equal(model(torch.arange(5.0)), torch.arange(5.0) * 2 + 1)
-assert "op_builder" not in sys.modules
-"""
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -119,8 +99,8 @@ def test_a_program_without_python_calls_the_op(library: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_an_aotinductor_package_calls_the_op(library: str, tmp_path: Path) -> None:
-    for code in (MODEL, USES_MODEL):
-        arguments = ("-c", code, library, tmp_path / "model.pt2")
+    for what in ("export", "use"):
+        arguments = (ROOT / "tests" / "support" / "export_acme_model.py", what, library, tmp_path / "model.pt2")
         done = python(*arguments, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
         assert done.returncode == 0, done.stderr
 

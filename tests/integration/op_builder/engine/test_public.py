@@ -128,11 +128,7 @@ def test_a_bad_recipe_is_refused_before_anything_is_written(
     ("recipe", "error", "words"),
     [
         (VALUE, CompileError, "VALUE"),
-        (
-            ONE._replace(texts={"value.c": "int gone(void); int value(void) { return gone(); }"}),
-            LoadError,
-            "gone",
-        ),
+        (ONE._replace(texts={"value.c": "int gone(void); int value(void) { return gone(); }"}), LoadError, "gone"),
         (ONE._replace(op="other", binding=Binding.PYTHON), LoadError, "PyInit_other"),
     ],
 )

@@ -151,9 +151,7 @@ def test_tensors_come_back_as_themselves_and_none_is_kept(echo: Any) -> None:
 
 @pytest.mark.parametrize(("op", "arguments"), [("too_few", (1,)), ("too_many", (1, 2)), ("no_result", (1,))])
 def test_a_schema_that_its_function_does_not_fit_is_an_error(echo: Any, op: str, arguments: tuple[int, ...]) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"The schema has [12] arguments and [01] results, its function [12] and 1\."
-    ):
+    with pytest.raises(RuntimeError, match=r"[12] arguments and [01] results"):
         getattr(echo, op)(*arguments)
 
 
@@ -189,7 +187,7 @@ def test_types_and_places_have_torchs_names(echo: Any) -> None:
 
 
 def test_a_function_of_torch_that_fails_is_named(echo: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"torch's aoti_torch_get_data_ptr\(\) failed"):
+    with pytest.raises(RuntimeError, match="aoti_torch_get_data_ptr"):
         echo.address(torch.eye(2).to_sparse())
 
 

@@ -61,10 +61,7 @@ def test_environments_come_before_the_system_and_ccl_root_before_all(nowhere: Pa
 @pytest.mark.parametrize("name", ["wrong", "x" * 300])  # the system refuses the second
 def test_a_ccl_root_without_oneccl_is_an_error_even_where_there_is_another(nowhere: Path, name: str) -> None:
     fake(nowhere / "environment")
-    with (
-        env.scope(CCL_ROOT=str(nowhere / name)),
-        pytest.raises(ToolchainError, match="CCL_ROOT="),
-    ):
+    with env.scope(CCL_ROOT=str(nowhere / name)), pytest.raises(ToolchainError, match="CCL_ROOT="):
         oneccl.require_oneccl()
 
 

@@ -161,7 +161,7 @@ def test_a_store_that_fails_meanwhile(comm: ShareMemCommModule) -> None:
     server = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=1), wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=1), wait_for_workers=False)
     del server
-    with pytest.raises(SharedMemoryCommError, match="store failed when group 'accel_shm_comm//2/"):
+    with pytest.raises(SharedMemoryCommError, match="store failed"):
         comm.new_group(2, 1, store=client, timeout_s=1)
 
 

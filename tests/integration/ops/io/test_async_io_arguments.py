@@ -65,7 +65,7 @@ def test_a_buffer_inside_a_transformation(async_io: AsyncIOModule, tmp_path: Pat
 def test_files(async_io: AsyncIOModule, file: Any) -> None:
     handle = async_io.aio_handle()
     for call in (handle.sync_pread, handle.async_pwrite):
-        with pytest.raises(OpArgumentError, match=r"Pass (a file's name|either filename or fd)"):
+        with pytest.raises(OpArgumentError, match=r"file's name|filename or fd"):
             call(torch.zeros(1), file)
     assert handle.wait() == 0
 

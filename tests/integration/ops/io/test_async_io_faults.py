@@ -135,7 +135,7 @@ def test_a_file_that_is_too_short_is_an_error_before_anything_is_read(async_io: 
     (tmp_path / "file").write_bytes(bytes(1000))
     buffer = torch.ones(1000, dtype=torch.uint8)
     handle.async_pread(buffer, tmp_path / "file", 1)
-    with pytest.raises(StorageError, match="the file ends at byte 1000, and the request ends at byte 1001") as caught:
+    with pytest.raises(StorageError, match="ends at byte 1000") as caught:
         handle.wait()
     assert (caught.value.errno, caught.value.offset, caught.value.bytes_done) == (errno.EIO, 1000, 0)
     assert buffer.all()

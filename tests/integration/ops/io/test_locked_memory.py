@@ -106,7 +106,7 @@ def test_no_elements_and_invalid_arguments(owner: Any) -> None:
         with pytest.raises(OpArgumentError, match="num_elem is"):
             owner.new_cpu_locked_tensor(number, torch.zeros(1))
     for number in (1 << 46, (1 << 61) - 1, 1 << 61, 1 << 90):
-        with pytest.raises(LockedMemoryError, match=f"Not enough memory for {4 * number} bytes"):
+        with pytest.raises(LockedMemoryError, match=f"{4 * number} bytes"):
             owner.new_cpu_locked_tensor(number, torch.zeros(1))
     with pytest.raises(OpArgumentError, match="example_tensor is 'x' of type str"):
         owner.new_cpu_locked_tensor(4, "x")

@@ -293,7 +293,7 @@ def test_a_file_that_is_truncated_while_it_is_read_is_an_error(
 
     if not has_engine:
         monkeypatch.setattr(file_pieces, "load_host", load)
-    with pytest.raises(StorageError, match=r"Loading .*x\.safetensors failed(.|\n)*the file ends at byte") as caught:
+    with pytest.raises(StorageError, match=r"x\.safetensors failed") as caught:
         load_safetensors(path, progress=lambda *_: os.truncate(path, 2 * PIECE))
     assert caught.value.filename == str(path)
 

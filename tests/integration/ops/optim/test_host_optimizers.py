@@ -57,24 +57,6 @@ def test_gradients_that_the_loop_drops_are_freed() -> None:
         assert [ref() for ref in held] == [None] * len(params)
 
 
-@pytest.mark.parametrize("front_end", [CPUAdam, FusedAdam])
-def test_an_optimizer_is_freed_with_the_last_reference_to_it(front_end: type) -> None:
-    """Its states are gigabytes: they cannot wait for a garbage collection."""
-    params = make_params()
-    made = front_end(params)
-    run(made, params)
-    made.zero_grad()
-    run(made, params, 3)
-    held = [weakref.ref(made), *(weakref.ref(made.state[param]["step"]) for param in params)]
-    gc.collect()
-    gc.disable()
-    try:
-        del made
-        assert [ref() for ref in held] == [None] * len(held)
-    finally:
-        gc.enable()
-
-
 @pytest.mark.parametrize(
     "change",
     [

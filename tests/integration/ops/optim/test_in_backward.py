@@ -109,7 +109,7 @@ def test_an_optimizer_that_was_dropped_is_freed_and_backward_reports_it() -> Non
     del made
     gc.collect()
     assert ref() is None
-    with pytest.raises(OpArgumentError, match=r"The optimizer that updates parameter 5 .* no longer exists") as caught:
+    with pytest.raises(OpArgumentError, match=r"parameter 5 .* no longer exists") as caught:
         backward(model, 1)
     assert "Keep a reference to it" in caught.value.remedy
     again = CPUAdam(model.parameters(), in_backward=True)
@@ -178,7 +178,7 @@ def test_half_the_bytes_of_gradients() -> None:
 @pytest.mark.parametrize(("name", "value"), [("max_grad_norm", 1.0), ("zero_grads", True)])
 def test_an_option_that_needs_all_gradients_is_refused_also_later(name: str, value: Any) -> None:
     model = make_model()
-    with pytest.raises(OpArgumentError, match=f"in_backward frees each gradient at once, but {name} needs all"):
+    with pytest.raises(OpArgumentError, match=f"{name} needs all"):
         CPUAdam(model.parameters(), in_backward=True, **{name: value})
     optimizer = CPUAdam(model.parameters(), in_backward=True)
     setattr(optimizer, name, value)
@@ -199,12 +199,6 @@ def test_parameters_that_share_memory_are_refused() -> None:
         CPUAdam([param, param], in_backward=True)
 
 
-def test_grad_scale_is_refused() -> None:
-    optimizer = CPUAdam(make_model().parameters(), in_backward=True)
-    with pytest.raises(OpArgumentError, match="without grad_scale"):
-        optimizer.step(grad_scale=2.0)
-
-
 def test_a_second_optimizer_is_refused_until_the_first_removes_its_hooks() -> None:
     model = make_model()
     params = list(model.parameters())
@@ -215,9 +209,7 @@ def test_a_second_optimizer_is_refused_until_the_first_removes_its_hooks() -> No
         lambda: CPUAdam([{"params": [fresh]}, {"params": params}], in_backward=True),
         lambda: second.add_param_group({"params": params}),
     ):
-        with pytest.raises(
-            OpArgumentError, match=r"already updates parameter 0 of group 1 \(shape \(70, 13\)\)"
-        ) as caught:
+        with pytest.raises(OpArgumentError, match="parameter 0 of group 1") as caught:
             call()
         assert caught.value.remedy == "Call remove_hooks() of that optimizer first."
     assert len(second.param_groups) == 1
@@ -239,7 +231,7 @@ def test_an_error_leaves_the_parameter_and_its_gradient() -> None:
     optimizer = CPUAdam(table.parameters(), in_backward=True)
     later = torch.nn.Linear(3, 1)
     of_later = CPUAdam(later.parameters(), in_backward=True)
-    with pytest.raises(OpArgumentError, match=r"The gradient of parameter 0 of group 0 .* is sparse"):
+    with pytest.raises(OpArgumentError, match=r"parameter 0 of group 0 .* is sparse"):
         later(table(torch.tensor([1, 2]))).sum().backward()
     assert len(of_later.state) == 2  # what was complete before the error is updated
     assert table.weight.grad is not None

@@ -86,7 +86,7 @@ def test_parameters_and_states_that_two_groups_share_are_refused(shared: str) ->
         made.step()
         made.state[second][shared] = made.state[first][shared]
     before = first.detach().clone(), second.detach().clone()
-    with pytest.raises(OpArgumentError, match="A tensor of group 1 shares memory with one of group 0"):
+    with pytest.raises(OpArgumentError, match="group 1 shares memory"):
         made.step()
     assert_equal((first, second), before)
 

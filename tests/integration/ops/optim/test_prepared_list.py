@@ -211,7 +211,7 @@ def test_replaced_gradients_may_share_memory_unless_they_are_zeroed(cpu_adam):
     shared = torch.ones(30)
     prepared.replace_grads([shared[:17], shared[13:]])
     for done in (1, 2):
-        with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory with grad of tensor 0"):
+        with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory"):
             prepared.update(OPTIONS, Pass(zero_grads=True))
         assert (shared == 1).all()
         assert all(step == done for step in steps)
@@ -263,5 +263,5 @@ def test_a_list_of_nothing_does_nothing_and_every_parameter_needs_its_tensors(cp
     with pytest.raises(OpArgumentError, match="0 parameters came with 1 grad tensors"):
         prepared.replace_grads([torch.zeros(3)])
     for count in (0, 3, 5):
-        with pytest.raises(OpArgumentError, match=f"4 parameters came with {count} step tensors"):
+        with pytest.raises(OpArgumentError, match=f"{count} step tensors"):
             cpu_adam.prepare(make(Case(lengths=SMALL)), steps_of(count))

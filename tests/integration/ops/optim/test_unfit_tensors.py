@@ -135,9 +135,9 @@ def test_types_of_states_that_do_not_fit_together_are_refused(kind: Kind) -> Non
     tensors = make_tensors(kind, 24)
     if len(kind.states) > 1:
         mixed = Tensors(tensors.param.half(), tensors.grad, (tensors.states[0].half(), *tensors.states[1:]))
-        with pytest.raises(OpArgumentError, match=f"{kind.states[0]} and {kind.states[1]} of tensor 0 are of diff"):
+        with pytest.raises(OpArgumentError, match=f"{kind.states[0]} and {kind.states[1]}"):
             of_list(kind, [mixed])
-    with pytest.raises(OpArgumentError, match="is of type float32; only bfloat16 is rounded at random"):
+    with pytest.raises(OpArgumentError, match="only bfloat16"):
         load(kind).update_list(as_lists([tensors]), 1, list(kind.options.values()), Pass(stochastic=True))
 
 

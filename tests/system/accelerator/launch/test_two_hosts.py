@@ -12,7 +12,7 @@ import pytest
 
 from op_builder import env
 from tests.support import two_hosts
-from tests.support.launching import CPUS, ROOT, Started, launch, left_in, shown
+from tests.support.launching import CPUS, ROOT, SHOW, WAIT, Started, launch, left_in, shown
 from tests.support.mpis import MPIS, available
 from tests.support.network_namespaces import ADDRESSES
 from tests.support.two_hosts import TwoHosts
@@ -59,7 +59,7 @@ def test_variables_reach_another_host_unseen(
     arguments, variables = below(launcher, hosts, options)
     path = f"/first{os.pathsep}{variables.get('PATH', os.environ['PATH'])}"
     own = {"PATH": path, "CUDA_VISIBLE_DEVICES": "7", "OF_FIRST_HOST": "yes", "PYTHONHASHSEED": "12345678"}
-    arguments = [*arguments, *ONE, "--bind_cores_to_rank", "show.py", "$x 'y'"]
+    arguments = [*arguments, *ONE, "--bind_cores_to_rank", SHOW, "$x 'y'"]
     done = launch(arguments, tmp_path, hosts.prefix, **{**variables, **own})
     assert done.returncode == 0, done.stderr
     got = [shown(tmp_path, rank) for rank in range(2)]
@@ -89,7 +89,7 @@ def test_ranks_of_two_hosts_train_together(hosts: TwoHosts, options: list[str], 
 def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
     hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    done = launch([*options, *ONE, "wait.py", "killed"], tmp_path, hosts.prefix)
+    done = launch([*options, *ONE, WAIT, "killed"], tmp_path, hosts.prefix)
     assert done.returncode == 137, done.stderr
     assert "accel-launch: rank 1 (local rank 0, pid " in done.stderr
     assert ") on host-b ended by signal 9 (SIGKILL)" in done.stderr
@@ -101,7 +101,7 @@ def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
 def test_signals_reach_the_ranks_of_all_hosts(
     number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    with Started([*options, *ONE, "wait.py", "polite"], tmp_path, hosts.prefix) as started:
+    with Started([*options, *ONE, WAIT, "polite"], tmp_path, hosts.prefix) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(number)
         assert started.end() == 128 + number, started.errors
@@ -114,7 +114,7 @@ def test_a_killed_driver_ends_the_ranks_of_all_hosts(
     launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
     arguments, variables = below(launcher, hosts, options)
-    arguments = [*arguments, *ONE, "wait.py", "stubborn"]
+    arguments = [*arguments, *ONE, WAIT, "stubborn"]
     with env.scope(**variables), Started(arguments, tmp_path, hosts.prefix) as started:
         started.wait_for("up0", "up1")
         started.process.kill()

@@ -98,7 +98,7 @@ def test_options_have_two_spellings_and_those_of_the_program_are_kept(dash: str)
         ("--num_nodes 2 --master_addr=-V x.py", "--master_addr '-V' is not a host"),
         ("--bind_core_list 0- --launcher ssh x.py", "expected numbers and ranges of CPUs"),
         ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh requires a hostfile"),
-        ("--max_restarts 1 --launcher openmpi x.py", "only torch's agent restarts ranks"),
+        ("--max_restarts 1 --launcher openmpi x.py", "only torchrun and ssh do"),
         ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
         ("--dry_run --hostfile local x.py", "or add --master_addr"),
         ("--dry_run --hostfile unequal --launcher mpich x.py", "use --launcher ssh"),
@@ -126,7 +126,7 @@ def test_a_dry_run_prints_bindings_variables_and_the_command(capsys: Capture) ->
     assert f"command of each rank: {sys.executable} -u train.py --lr '$1 x'" in written
     assert "local rank 0: CPU 0-3 of NUMA node 0, memory bind 0, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
     assert "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
-    assert f"started by the agent: {sys.executable} -I -S " in written
+    assert f"started as: {sys.executable} -I -S " in written
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in written
     listed = dry_run(capsys, "--bind_core_list", "1-3,5-6", "train.py")
     assert "local rank 0: CPU 1-2 of NUMA node 0" in listed
@@ -195,13 +195,12 @@ def test_options_of_deepspeeds_command_mean_the_same(theirs: str, ours: str, cap
     assert found == expected
 
 
-def test_the_help_lists_deepspeeds_options(capsys: Capture) -> None:
+def test_the_help_lists_each_option_in_one_spelling(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
     text = capsys.readouterr().out
-    assert all(f"{option} " in text for option in ("--no_local_rank", "--no_ssh_check"))
-    unsupported = text.partition("that are not supported:")[2]
-    assert all(f"  {option}: " in unsupported for option in ("--save_pid", "--autotuning", "--elastic_training"))
+    assert all(f"{option} " in text for option in ("--bind_cores_to_rank", "--no_local_rank", "--no_ssh_check"))
+    assert not re.search("--bind-cores|--nproc", text)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_the_launcher_of_each_host_gets_the_whole_job(tmp_path: Path) -> None:
     job = command_line.make_job(parse([*options, "t.py"]))
     here, there = commands(job, tmp_path)
     passed = command_line.make_job(parse(here.command[2:]))
-    assert (passed.node_rank, passed.num_nodes, passed.master_addr, passed.address) == (0, 2, "10.0.0.1", "10.0.0.1")
+    assert (passed.node_rank, passed.num_nodes, passed.master_addr) == (0, 2, "10.0.0.1")
     assert (passed.bind, passed.core_list, passed.max_restarts, passed.launch) == (True, "0-5", 2, job.launch)
     assert there.command[0] == "ssh"
 
@@ -271,13 +270,13 @@ def test_mpi_launchers_get_one_command_with_their_binding_disabled(
     command = next(line for line in written.splitlines() if line.startswith("command: "))
     for part in [*parts, f" --own 1 {sys.executable} -I -S ", '"master_addr":"a"']:
         assert part in command
-    assert command.endswith(f"-- {sys.executable} -u t.py x")
+    assert command.endswith(f" 2 {sys.executable} -u t.py x")
 
 
 def test_the_rank_and_the_first_host_are_read_from_the_launchers_variables() -> None:
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert read_place("impi", hydra) == {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
-    with pytest.raises(ValueError, match=r"openmpi should set OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
+    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK"):
         read_place("openmpi", hydra)
     lists = ("node07", "node[07-09,12],gpu1", "n[1-2]-ib", "rack[0,2]n[01,03]-ib,login[1-2]", "")
     assert [*map(first_of_nodelist, lists)] == ["node07", "node07", "n1-ib", "rack0n01-ib", ""]
@@ -332,23 +331,16 @@ def test_the_drawing_of_a_machine(tmp_path: Path, capsys: Capture, monkeypatch: 
     made = Made(sockets=2, cores=4, threads=2, memory_only=1, model="Intel(R) Xeon(R) CPU Max 9480", cpuset="1-15")
     write_files(tmp_path / "machine", made.files())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
-    monkeypatch.setenv("COLUMNS", "30")
     assert main(["--show-topology", "--num_accelerators", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Intel(R) Xeon(R) CPU Max 9480, 2 sockets, 2 NUMA nodes with cores, 8 cores, 16 CPUs",
-        "socket 0, caches: unknown",
-        "  NUMA node 0, 64 GiB",
-        "    0/8 r0   1/9 r0",
-        "    2/10 r0  3/11 r0",
+        "  socket 0, NUMA node 0, 64 GiB: 4 cores, CPU 0-3,8-11",
+        "  socket 1, NUMA node 1, 64 GiB: 4 cores, CPU 4-7,12-15",
         "  NUMA node 2, 64 GiB: high-bandwidth memory",
-        "socket 1, caches: unknown",
-        "  NUMA node 1, 64 GiB",
-        "    4/12 r1  5/13 r1",
-        "    6/14 r1  7/15 r1",
         "  NUMA node 3, 64 GiB: high-bandwidth memory",
         "With --bind_cores_to_rank 2 ranks would get",
         "  r0  CPU 1-3,8 of NUMA node 0, memory prefer 2, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
         "  r1  CPU 4-7 of NUMA node 1, memory prefer 3, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
         "  free: CPU 9-15",
-        "  not allowed to this process (x): CPU 0",
+        "  not allowed to this process: CPU 0",
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.launch.binding import parse_core_list, plan_binding
-from accelerator.launch.topology import read_caches, read_topology
+from accelerator.launch.topology import read_topology
 from op_builder.system.cgroups import HostFiles, parse_index_list
 from tests.support.kernel_files import checked_bindings, deal, write_files
 
@@ -94,14 +94,3 @@ def test_fast_memory_of_each_cluster_is_preferred(tmp_path: Path) -> None:
     assert [node.number for node in topology.numa_nodes if node.is_hbm] == [4, 5, 6, 7]
     # The pairs are those that hwloc finds.
     assert [binding.memory.nodes for binding in plan_binding(topology, 4)] == [(7,), (4,), (5,), (6,)]
-
-
-def test_caches_of_a_recorded_machine(tmp_path: Path) -> None:
-    files = write_recorded(tmp_path, "xeon4108_2x8x2")
-    kinds = [(c.level, c.kind, c.size_bytes >> 10) for c in read_caches(files, read_topology(files, None))]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        (1, "Data", 32): 16,
-        (1, "Instruction", 32): 16,
-        (2, "Unified", 1024): 16,
-        (3, "Unified", 11264): 2,
-    }

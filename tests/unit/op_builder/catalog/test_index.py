@@ -17,17 +17,8 @@ from op_builder.report.collect import op_row
 from op_builder.spec import OUR_DEVICES, OpFamily
 
 ROOT = Path(__file__).resolve().parents[4]
-IN_HOST_MEMORY = {
-    "CPUAdamBuilder",
-    "CPUAdagradBuilder",
-    "CPULionBuilder",
-    "CPULambBuilder",
-    "CPUSGDBuilder",
-    "AsyncIOBuilder",
-    "PinMemoryBuilder",
-    "ShareMemCommBuilder",
-    "CCLCommBuilder",
-}
+NAMES_IN_HOST_MEMORY = "CPUAdam CPUAdagrad CPULion CPULamb CPUSGD AsyncIO PinMemory ShareMemComm CCLComm"
+IN_HOST_MEMORY = {f"{name}Builder" for name in NAMES_IN_HOST_MEMORY.split()}
 ON_TORCH = {"PackbitsBuilder", "UtilsBuilder"}
 FUSED = {"FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"}
 AVAILABLE = {

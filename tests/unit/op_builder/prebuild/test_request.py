@@ -66,6 +66,6 @@ def test_an_op_whose_builder_names_no_such_variable_has_one_after_its_name(named
 def test_a_switch_of_no_op_is_refused_with_the_nearest_names(name: str, remedy: str) -> None:
     ops = [CPULionBuilder(), CPUAdamBuilder()]
     BuildRequest(True, {"ACCEL_BUILD_CPU_ADAM": False}).check_names(ops)
-    with pytest.raises(UnknownOpError, match=f"{name} is set, but no op has that name. Acme is broken.") as refused:
+    with pytest.raises(UnknownOpError, match=f"{name} is set.* Acme is broken") as refused:
         BuildRequest(False, {name: True}).check_names(ops, "Acme is broken.")
     assert refused.value.remedy == remedy

@@ -188,11 +188,7 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("g++: error: unrecognized command-line option '-mavx9000'", "g++", "does not know this flag"),
         # nvcc and its host compiler
         ("c.h:1:2: error: #error -- unsupported GNU version! gcc versions later than 15 are", "", "incompatible"),
-        (
-            "c.h:1:2: error: unsupported clang version! clang version must be less than 20 and",
-            "",
-            "incompatible",
-        ),
+        ("c.h:1:2: error: unsupported clang version! clang version must be less than 20 and", "", "incompatible"),
         ('/usr/include/stdlib.h(140): error: identifier "_Float32" is undefined', "_Float32", "incompatible"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_99'", "compute_99", "does not know compute_99"),
         # memory and the compiler itself

@@ -61,10 +61,7 @@ def test_without_one_the_reason_and_the_remedy_are_those_of_the_nearest(
 
 
 def test_an_unknown_toolchain_is_refused() -> None:
-    with (
-        env.scope(ACCEL_SYCL_TOOLCHAIN="gcc"),
-        pytest.raises(EnvironmentValueError, match="icpx, ipex"),
-    ):
+    with env.scope(ACCEL_SYCL_TOOLCHAIN="gcc"), pytest.raises(EnvironmentValueError, match="icpx, ipex"):
         gather_facts(has_kernel_texts=True)
 
 
