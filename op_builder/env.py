@@ -4,7 +4,8 @@ Each variable is declared once, as a :class:`Variable` in :data:`VARIABLES`, wit
 documentation. ``python -m op_builder.env`` generates ``docs/environment.md`` from that table. No other module of
 ``accelerator`` and ``op_builder`` uses ``os.environ``.
 
-A value is read each time it is requested, so that a test or a notebook can change it. An empty value counts as unset.
+A value is read each time it is requested, so that a test or a notebook can change it. An empty or blank value counts as
+unset. Parsers raise a ValueError with what they expect, as the end of a sentence.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 _TRUE = ("1", "true", "on")
 _FALSE = ("0", "false", "off")
+_LARGEST = 2**31 - 1  # a C int, which the programs and libraries that get the value also take
 
 
 def _parse_flag(text: str) -> bool:
@@ -29,20 +31,37 @@ def _parse_flag(text: str) -> bool:
         return True
     if lowered in _FALSE:
         return False
-    raise ValueError("expected 1 or 0")
+    raise ValueError("1 or 0")
+
+
+def _parse_integer(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+    if abs(value) > _LARGEST:
+        raise ValueError(f"at most {_LARGEST}")
+    return value
 
 
 def _parse_count(text: str) -> int:
-    value = int(text)
+    value = _parse_integer(text)
     if value < 1:
-        raise ValueError("expected a whole number of at least 1")
+        raise ValueError("a whole number of at least 1")
+    return value
+
+
+def _parse_port(text: str) -> int:
+    value = _parse_integer(text)
+    if not 0 <= value <= 65535:
+        raise ValueError("a port, 0 to 65535")
     return value
 
 
 def _parse_pin_memory_backend(text: str) -> bool:
     """Whether it is native."""
     if text not in ("torch", "native"):
-        raise ValueError("expected torch or native")
+        raise ValueError("torch or native")
     return text == "native"
 
 
@@ -50,7 +69,7 @@ def _parse_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:  # the home directory of this user or of another one is unknown
-        raise ValueError(f"expected a path without ~ here: {error}") from error
+        raise ValueError(f"a path; ~ has no meaning here ({error})") from error
 
 
 def _parse_users(text: str) -> frozenset[int]:
@@ -61,7 +80,20 @@ def _parse_users(text: str) -> frozenset[int]:
     try:
         return frozenset(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid for user in users)
     except KeyError as error:
-        raise ValueError(f"expected users of this system: {error}") from error
+        raise ValueError(f"users of this system ({error.args[0]})") from error
+
+
+def _parse_command(text: str) -> tuple[str, ...]:
+    """The words of a command, as a shell splits it."""
+    import shlex
+
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"a command ({error})") from error
+    if not words or not words[0].strip():
+        raise ValueError("a command")
+    return words
 
 
 _TYPE_NAMES: dict[Callable[[str], object], str] = {
@@ -70,7 +102,9 @@ _TYPE_NAMES: dict[Callable[[str], object], str] = {
     _parse_path: "path",
     _parse_users: "user names or ids",
     _parse_pin_memory_backend: "torch or native",
-    int: "integer",
+    _parse_command: "command",
+    _parse_port: "port",
+    _parse_integer: "integer",
 }
 
 
@@ -95,7 +129,7 @@ class Variable(Generic[T]):
         self.default_text = default_text
 
     def get(self) -> T:
-        """The parsed value, or the default if the variable is unset or empty.
+        """The parsed value, or the default if the variable is unset or blank.
 
         Raises:
             EnvironmentValueError: the text cannot be parsed.
@@ -106,11 +140,12 @@ class Variable(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise EnvironmentValueError(self.name, text, self.type_name) from error
+            raise EnvironmentValueError(self.name, text, str(error)) from None
 
     def raw(self) -> str | None:
-        """The text, or None if the variable is unset or empty."""
-        return os.environ.get(self.name) or None
+        """The text, or None if the variable is unset or blank."""
+        text = os.environ.get(self.name, "")
+        return text if text.strip() else None
 
     def is_set(self) -> bool:
         """Whether the variable is set, perhaps to an empty text."""
@@ -145,8 +180,12 @@ ACCEL_ACCELERATOR = _text("ACCEL_ACCELERATOR", "Accelerator to use, by name, ins
 DS_ACCELERATOR = _text(
     "DS_ACCELERATOR", "The same as ACCEL_ACCELERATOR; an error if both are set and differ.", "detected"
 )
-LOCAL_SIZE = _optional("LOCAL_SIZE", int, "Ranks on this host, set by a launcher; the CPU device count when > 0.")
-LOCAL_RANK = _declare("LOCAL_RANK", int, 0, "Rank on this host, set by a launcher; the CPU's current device.")
+LOCAL_SIZE = _optional(
+    "LOCAL_SIZE", _parse_integer, "Ranks on this host, set by a launcher; the CPU device count when > 0."
+)
+LOCAL_RANK = _declare(
+    "LOCAL_RANK", _parse_integer, 0, "Rank on this host, set by a launcher; the CPU's current device."
+)
 ACCEL_LAUNCH_ID = _text("ACCEL_LAUNCH_ID", "Set by accel-launch in its workers: which launch they belong to.")
 DS_PIN_MEMORY_BACKEND = _declare(
     "DS_PIN_MEMORY_BACKEND",
@@ -167,13 +206,13 @@ ASCEND_HOME_PATH = _optional(
 
 # Set by launchers; shm_comm uses them to find the other ranks without torch.distributed ---------
 MASTER_ADDR = _text("MASTER_ADDR", "Host of the store that ranks connect to.")
-MASTER_PORT = _optional("MASTER_PORT", int, "Its port.")
-RANK = _optional("RANK", int, "Global rank; rank 0 runs that store.")
+MASTER_PORT = _optional("MASTER_PORT", _parse_port, "Its port.")
+RANK = _optional("RANK", _parse_integer, "Global rank; rank 0 runs that store.")
 TORCHELASTIC_USE_AGENT_STORE = _declare(
     "TORCHELASTIC_USE_AGENT_STORE", _parse_flag, False, "1: torch's launcher runs that store."
 )
 TORCHELASTIC_RESTART_COUNT = _declare(
-    "TORCHELASTIC_RESTART_COUNT", int, 0, "How often torch's launcher has restarted the ranks."
+    "TORCHELASTIC_RESTART_COUNT", _parse_integer, 0, "How often torch's launcher has restarted the ranks."
 )
 
 # Building --------------------------------------------------------------------------------
@@ -243,7 +282,12 @@ ACCEL_COMM_TIMEOUT_S = _declare(
     300,
     "Seconds that a collective in shared memory waits for a running rank; a dead rank is detected at once.",
 )
-CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH, or the package ziglang")
+CXX = _optional(
+    "CXX",
+    _parse_command,
+    "C++ compiler, with launchers and flags.",
+    "g++, c++ or clang++ on PATH, or the package ziglang",
+)
 CUDA_HOME = _optional(
     "CUDA_HOME",
     _parse_path,
@@ -363,12 +407,17 @@ def _apply(environment: MutableMapping[str, str], values: Mapping[str, str | Non
     for name, value in values.items():
         if value is None:
             environment.pop(name, None)
-        else:
+        elif environment.get(name) != value:
             environment[name] = value
 
 
 def set_for_libraries(values: Mapping[str, str | None]) -> None:
-    """Set variables (None unsets) for a library that this process opens next, or for child processes."""
+    """Set variables (None unsets) for a library that this process opens next, or for child processes.
+
+    Native code in another thread that reads a variable at the same moment may crash with glibc before 2.41: C has no
+    lock for the environment. oneCCL and the SYCL runtime read their settings only from there, so it is written just
+    once, before they are opened, and only where it differs.
+    """
     _apply(os.environ, values)
 
 

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -187,7 +188,7 @@ class OpBuilder(ABC):
         """Load the op: already loaded, else prebuilt, else from the cache, else compiled now.
 
         Args:
-            verbose: log each step of a build at level INFO instead of DEBUG.
+            verbose: log each step of a build at level INFO instead of DEBUG; on standard error without logging.
 
         Returns:
             the Python object with the op's functions; the same object each time for the same build.
@@ -420,10 +421,17 @@ class TorchCPUOpBuilder(CPUOpBuilder):
 
 
 def log_steps(op: str, verbose: bool) -> Progress | None:
-    """A callback that logs each step of a build; None if the level hides it."""
+    """A callback that logs each step of a build; None if the level hides it.
+
+    Where the program has not configured logging, ``verbose`` writes the steps to standard error, as torch does.
+    """
     level = logging.INFO if verbose else logging.DEBUG
-    return functools.partial(_log_step, op, level) if logger.isEnabledFor(level) else None
+    prints = verbose and not logger.hasHandlers()
+    return functools.partial(_log_step, op, level, prints) if prints or logger.isEnabledFor(level) else None
 
 
-def _log_step(op: str, level: int, done: int, total: int, step: str) -> None:
-    logger.log(level, "%s: [%d/%d] %s", op, done, total, step)
+def _log_step(op: str, level: int, prints: bool, done: int, total: int, step: str) -> None:
+    if prints:
+        sys.stderr.write(f"{op}: [{done}/{total}] {step}\n")
+    else:
+        logger.log(level, "%s: [%d/%d] %s", op, done, total, step)

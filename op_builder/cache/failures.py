@@ -35,10 +35,11 @@ def errors_explained(root: Path) -> Iterator[None]:
         place = str(error.filename or root)
         is_related = root in (Path(place), *Path(place).parents) or Path(place) in root.parents
         if os.path.isabs(place) and not is_related:
-            raise CacheError(
-                f"{place} cannot be used: {error.strerror}.",
-                "Correct the permissions and the location of this file, then load the op again.",
-            ) from error
+            if isinstance(error, PermissionError):
+                remedy = "Correct the permissions of this file, then load the op again."
+            else:
+                remedy = "Correct this file, or its name in the op's sources, include directories or flags."
+            raise CacheError(f"{place} cannot be used: {error.strerror}.", remedy) from error
         there = str(_existing(Path(place)))
         raise CacheError(
             f"The cache directory {root} cannot be written: {error.strerror} ({there}{_owned_by(there)}).",

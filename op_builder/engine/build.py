@@ -46,6 +46,7 @@ _ATTEMPTS = 3
 _RECOVERY_S = 1.0  # until the memory and the processes of killed compilers are free again
 _LOG = "build.log"
 _LITTLE_BYTES = 1 << 20
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,22 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
             return ready
         options.on_start()
         jobs = job_count(plan)
-        with _announced_if_long(plan, jobs, options) as options:
-            return _Build(plan, toolset, cache, options, find_ninja(), jobs).run(key)
+        position = _Position(lambda: [source.label for source in plan.sources])
+        with _announced_if_long(plan, jobs, options, position) as options:
+            return _Build(plan, toolset, cache, options, find_ninja(), jobs, position).run(key)
+
+
+@dataclass
+class _Position:
+    """How far a build is: the steps that are done, and the sources that are not compiled yet."""
+
+    unfinished: Callable[[], list[str]]
+    done: str = "0 steps done"
+
+    def __str__(self) -> str:
+        names = self.unfinished()
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return f"{self.done}, not yet compiled: {', '.join(names[:_MOST_NAMES])}{more}" if names else self.done
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ class _Build:
     options: BuildOptions
     ninja: str
     jobs: int
+    position: _Position
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until the compiled files certainly match the key, then publish the result.
@@ -159,6 +175,7 @@ class _Build:
         commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
         steps = [step for step in commands.compile_steps if step.object_name not in restored]
         write_file(self.plan, commands, steps, staging)
+        self.position.unfinished = lambda: _unfinished(steps, staging)
         budget = self.options.budget or JobBudget(self.jobs)
         try:
             with budget.take(self.jobs, self.options.cancel) as jobs:
@@ -166,6 +183,7 @@ class _Build:
                 if len(steps) < len(commands.compile_steps):
                     logger.info("Earlier builds have compiled all but %d of the files.", len(steps))
                 self._run(steps, staging, jobs)
+                self.position.unfinished = list
                 return commands
         except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
@@ -269,18 +287,18 @@ def _description(plan: BuildPlan, jobs: int) -> str:
 
 
 @contextmanager
-def _announced_if_long(plan: BuildPlan, jobs: int, options: BuildOptions) -> Iterator[BuildOptions]:
+def _announced_if_long(
+    plan: BuildPlan, jobs: int, options: BuildOptions, position: _Position
+) -> Iterator[BuildOptions]:
     """Options with which a long build logs its progress now and then, unless the caller shows it."""
     if options.is_shown:
         yield options
         return
     what = _description(plan, jobs)
-    position = "0 steps done"
     ended = threading.Event()
 
     def note(done: int, total: int, step: str) -> None:
-        nonlocal position
-        position = f"{done} of {total} steps done" if done < total else "trying to load the new library"
+        position.done = f"{done} of {total} steps done" if done < total else "trying to load the new library"
         if options.progress is not None:
             options.progress(done, total, step)
 

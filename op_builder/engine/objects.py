@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _RECORD, _OBJECT, _DEPFILE, _ASSEMBLED = "record.json", "object", "depfile", "assembled"
 # Parts of a plan's key that concern other sources, or the linker alone.
 _OTHER_PARTS = ("source ", "link flags", "linked ")
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import LoadError
+from op_builder.errors import CompileError, LoadError
 from op_builder.load.lookup import Lookup
 from op_builder.load.open import open_entry
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, PYTHON, WAYS, Candidate, resolve
@@ -35,7 +35,11 @@ def load(spec: OpSpec, cache: Cache, progress: Progress | None = None, ways: Seq
         IncompatibleOpError: the op cannot be built or loaded here, or compiling is forbidden.
         CompileError, LoadError, CacheError, ToolchainError: building or opening it failed.
     """
-    return load_entry(spec, cache, progress, ways)[1]
+    try:
+        return load_entry(spec, cache, progress, ways)[1]
+    except CompileError as error:
+        # The author's source is the cause, which the message shows: the engine's frames would hide it.
+        raise error.with_traceback(None) from None
 
 
 def load_entry(

@@ -84,7 +84,7 @@ class Lookup:
         try:
             return find_toolset(self.plan, self.cache.memo)
         except AccelError as error:
-            if env.CXX.get() is not None:  # the user requested a compiler that will not be used
+            if env.CXX.raw() is not None:  # the user requested a compiler that will not be used
                 warn_once(logger, f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
             return None
 

@@ -114,7 +114,7 @@ def _cpu_of(manifest: bytes) -> str:
     """The CPU that an op of this library was compiled for, by its manifest; empty if it runs on any."""
     try:
         return str(json.loads(manifest)["key_parts"].get("cpu", ""))
-    except (ValueError, LookupError, TypeError, AttributeError):  # another program's manifest
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # another program's manifest
         return ""
 
 

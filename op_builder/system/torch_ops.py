@@ -23,11 +23,15 @@ def is_operator_defined(name: str) -> bool:
 
 
 def is_namespace_defined(name: str) -> bool:
-    """Whether a library of this process owns a namespace (``TORCH_LIBRARY``), which only one can."""
+    """Whether a library of this process owns a namespace (``TORCH_LIBRARY``), which only one can.
+
+    torch has no query for it: the definition is refused, or undone immediately. Another thread that defines the same
+    namespace in between ends the process. It would do so anyway: in a process with threads only the loader asks, for
+    a library that it opens next and that defines this namespace, too.
+    """
     import torch
 
     try:
-        # torch has no query for it: the definition is refused, or undone immediately.
         torch._C._dispatch_library("DEF", name, "", __file__, 0).reset()
     except RuntimeError:
         return True

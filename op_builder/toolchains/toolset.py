@@ -12,7 +12,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import env
-from op_builder.errors import ToolchainError
+from op_builder.errors import AccelError, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.records import Memo, Schema, are_texts, is_flag, is_text
 from op_builder.toolchains.flags import checked_flags, contents_of, expand_response_files, named_files
@@ -99,18 +99,18 @@ def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: boo
     """
     if target is not None:
         return _find_packaged(memo, target)
-    named = env.CXX.get()
-    if named is not None and os.path.basename(named) == _SCRIPT:
+    named, text = env.CXX.get(), env.CXX.raw()
+    if named is not None and os.path.basename(named[0]) == _SCRIPT:
         commands = []  # the script hides which ziglang it runs
     else:
-        commands = [_words(named)] if named is not None else [[name] for name in _DEFAULT_CXX]
+        commands = [_checked(named)] if named is not None else [[name] for name in _DEFAULT_CXX]
     for words in commands:
         program = shutil.which(words[0])
         if program is not None:
             return identify((program, *words[1:]), memo)
         if named is not None:
             raise ToolchainError(
-                f"CXX={named!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
+                f"CXX={text!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
             )
     from op_builder.toolchains.packaged import packaged_command
 
@@ -118,7 +118,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: boo
     if packaged is not None:
         return identify(packaged, memo)
     raise ToolchainError(
-        f"No C++ compiler: CXX={named!r} needs the package ziglang, which is not installed."
+        f"No C++ compiler: CXX={text!r} needs the package ziglang, which is not installed."
         if named is not None
         else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
         f"Install one ({INSTALL_GXX}{'' if needs_libstdcxx else '; or pip install ziglang'}), or set CXX.",
@@ -138,13 +138,14 @@ def _find_packaged(memo: Memo, target: "Target") -> Compiler:
 
 def is_packaged(compiler: Compiler) -> bool:
     """Whether it is the package ziglang's, used because PATH has no compiler."""
-    return env.CXX.get() is None and compiler.is_zig
+    return env.CXX.raw() is None and compiler.is_zig
 
 
-def _words(command: str) -> list[str]:
-    import shlex
-
-    return checked_flags(shlex.split(command))
+def _checked(command: tuple[str, ...]) -> list[str]:
+    try:
+        return checked_flags(command)
+    except AccelError as error:
+        raise ToolchainError(f"CXX: {error.message}", error.remedy) from None
 
 
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:

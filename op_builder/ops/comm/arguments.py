@@ -102,7 +102,9 @@ def require_gloo_types(name: str, arguments: tuple[Any, ...], keywords: Mapping[
         if tensor.dtype not in _GLOO_TYPES or (is_average and is_whole):
             raise OpArgumentError(
                 f"{name}{' with avg' if is_average else ''} does not support {tensor.dtype}.",
-                "Reduce with sum, then divide." if is_average else "Convert the tensors, for example x.int().",
+                "Reduce with sum, then divide."
+                if is_average
+                else f"Convert the tensors, for example x.{'long' if is_whole else 'float'}().",
             )
 
 

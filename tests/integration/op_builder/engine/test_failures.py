@@ -5,6 +5,7 @@ Each failure is a real one, of the real compiler, linker or nvcc, and is met the
 
 from __future__ import annotations
 
+import logging
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from op_builder import Binding, CUDAOpBuilder, env
-from op_builder.errors import AccelError, CompileError, IncompatibleOpError, LoadError
+from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError, LoadError
 from op_builder.system.outcomes import CheckOutcome
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx, program, require_program, shared_library
@@ -41,7 +42,7 @@ class KernelBuilder(CUDAOpBuilder, SmallBuilder):
 def failure(builder: SmallBuilder, source: str, raises: type[AccelError], *causes: str, remedy: str = "") -> None:
     """Let an op of one source fail to load with these causes and this remedy, empty where none is known."""
     (builder.directory / builder.files[0]).write_text(source)
-    with env.scope(CXX=env.CXX.get() or "g++"), pytest.raises(raises) as caught:  # the expected texts are those of g++
+    with env.scope(CXX=env.CXX.raw() or "g++"), pytest.raises(raises) as caught:  # the expected texts are those of g++
         builder.load()
     error = caught.value
     seen = "\n".join("".join(traceback.format_exception(error)).splitlines()[-10:])
@@ -50,9 +51,23 @@ def failure(builder: SmallBuilder, source: str, raises: type[AccelError], *cause
     assert bool(error.remedy) is bool(remedy), "a remedy where none is known leads astray"
     assert builder.cache.entries() == []
     if isinstance(error, CompileError):
+        assert len(traceback.extract_tb(error.__traceback__)) <= 4, "the engine's frames would hide the caller"
         assert f"Command: {error.command}\n" in seen
         assert f"Full log: {error.log_path}" in seen
         assert error.command in Path(error.log_path).read_text(errors="replace")
+
+
+def test_a_linker_script_that_is_no_file_is_not_called_a_problem_of_permissions(small: SmallBuilder) -> None:
+    small.link = ["-Wl,-T,/dev/null"]
+    failure(small, ENTRY, CacheError, "/dev/null", remedy="or its name in the op's")
+
+
+def test_verbose_writes_steps_to_stderr_where_logging_is_not_configured(
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger("op_builder"), "propagate", False)
+    small.load(verbose=True)
+    assert "compile small.cpp" in capsys.readouterr().err
 
 
 # Builds ------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -70,8 +68,7 @@ def test_a_long_build_is_reported(tmp_path: Path, cache: Cache, caplog: pytest.L
     with env.scope(CXX=str(compiler)):
         compile_op(quick(tmp_path / "op", cache), options)
     assert steps
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert re.sub(r" \(\d+ s\)", "", warnings[0]) == "Still building 'quick' (1 file): 0 steps done."
+    assert "0 steps done, not yet compiled: small.cpp" in caplog.text
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUSGD, CPUAdam, FusedAdam
-from tests.support import shared_list_program
+from tests.support import changed_models, shared_list_program
 from tests.support.environments import ROOT
 from tests.support.optimizer_cases import FUSED, HOST, assert_equal, contents, make_params, run, set_grads
 
@@ -139,3 +139,15 @@ def test_text_is_no_number(option: dict[str, Any]) -> None:
 
 def test_threads_may_share_a_list() -> None:
     subprocess.run([sys.executable, "-m", shared_list_program.__name__], cwd=ROOT, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("states", "count"),
+    [("8bit", 20), *(pytest.param(each, 200, marks=pytest.mark.slow) for each in ("8bit", "float32"))],
+)
+def test_no_change_of_a_model_between_steps_ends_the_process(states: str, count: int) -> None:
+    command = [sys.executable, "-m", changed_models.__name__, "0", str(count), states]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "'step'" in done.stdout, "some steps succeeded"
+    assert "OpArgumentError" in done.stdout, "some changes were refused"
