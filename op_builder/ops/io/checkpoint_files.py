@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,93 +216,104 @@ def block_range(begin: int, end: int, size_bytes: int) -> tuple[int, int]:
 def read_parts(path: Path, reads: Iterable[PartRead]) -> None:
     """Fill the bodies from one file, verify their checksums and deliver them."""
     with explained(f"Opening {path}", path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     try:
-        file_bytes = os.fstat(descriptor).st_size
         handles = Handles()
         with handles.one() as first, handles.one() as second:
             running: list[_Piece] = []
-            for pieces, handle in zip(_batches(path, descriptor, file_bytes, reads), cycle((first, second))):
+            for pieces, handle in zip(_batches(file, reads), cycle((first, second))):
                 for piece in pieces:
                     piece.start(handle)
                 _finish(running)
                 running = pieces
             _finish(running)
     finally:
-        os.close(descriptor)
+        os.close(file.descriptor)
+
+
+class _File:
+    """A file that is read; ``is_cached`` says whether the page cache had what was read last."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+        self.is_cached = False
 
 
 class _Piece:
     """Some adjacent blocks of a read."""
 
-    def __init__(self, path: Path, descriptor: int, read: PartRead, at: int) -> None:
+    def __init__(self, file: _File, read: PartRead, at: int) -> None:
         self.read = read
-        self._path, self._descriptor = path, descriptor
-        self._memory = read.body[at : at + _PIECE_BYTES]
+        self.is_last = at + _PIECE_BYTES >= read.body.nbytes
+        self._file = file
+        self._body = read.body[at : at + _PIECE_BYTES]
+        self._memory = memory_of(self._body)
         self._first_block = (read.begin + at) // _BLOCK_BYTES
         self._offset = read.part.begin + read.begin + at
-        self.is_last = at + _PIECE_BYTES >= read.body.nbytes
         self._verified = 0
         self._handle: Handle | None = None
 
     @property
     def nbytes(self) -> int:
-        return self._memory.nbytes
+        return len(self._memory)
 
     def start(self, handle: Handle) -> None:
         """Read what the page cache has, and have the rest read."""
-        memory = memory_of(self._memory)
-        for at in range(0, len(memory), _BLOCK_BYTES):
-            block = memory[at : at + _BLOCK_BYTES]
-            if read_cached(self._descriptor, block, self._offset + at) < len(block):
+        file = self._file
+        while self._verified < self.nbytes:
+            block = self._memory[self._verified : self._verified + _BLOCK_BYTES]
+            first_bytes = len(block) if file.is_cached else mmap.PAGESIZE
+            count = read_cached(file.descriptor, block, self._offset + self._verified, first_bytes)
+            file.is_cached = count == len(block)
+            if not file.is_cached:
                 break
-            self._verify(at)
-        rest = self._memory[self._verified :]
-        with explained(f"Loading {self.read.name} from {self._path}", self._path):
+            self._verify_block()
+        begin, rest = self._offset + self._verified, self._body[self._verified :]
+        with explained(f"Loading {self.read.name} from {file.path}", file.path):
             if rest.nbytes > _SMALL_BYTES:
-                handle.async_pread(rest, self._descriptor, self._offset + self._verified)
+                handle.async_pread(rest, file.descriptor, begin)
                 self._handle = handle
             elif rest.nbytes > 0:
-                read_plainly(self._descriptor, memory_of(rest), self._offset + self._verified)
+                read_plainly(file.descriptor, memory_of(rest), begin)
 
     def finish(self) -> None:
         if self._handle is not None:
-            with explained(f"Loading {self.read.name} from {self._path}", self._path):
+            with explained(f"Loading {self.read.name} from {self._file.path}", self._file.path):
                 self._handle.wait()
-        for at in range(self._verified, self.nbytes, _BLOCK_BYTES):
-            self._verify(at)
+        while self._verified < self.nbytes:
+            self._verify_block()
 
-    def _verify(self, at: int) -> None:
-        block = memory_of(self._memory[at : at + _BLOCK_BYTES])
+    def _verify_block(self) -> None:
+        block = self._memory[self._verified : self._verified + _BLOCK_BYTES]
         checksum = xxhash.xxh3_64_hexdigest(block)
-        saved = self.read.part.checksums[self._first_block + at // _BLOCK_BYTES]
+        saved = self.read.part.checksums[self._first_block + self._verified // _BLOCK_BYTES]
         if checksum != saved:
-            begin = self._offset + at
+            begin = self._offset + self._verified
             raise DamagedTensorError(
-                f"Tensor {self.read.name!r} of {self._path} is damaged: the checksum of bytes {begin} to "
+                f"Tensor {self.read.name!r} of {self._file.path} is damaged: the checksum of bytes {begin} to "
                 f"{begin + len(block)} of the file is {checksum}, and was {saved} when they were saved.",
                 _REMEDY,
-                filename=str(self._path),
+                filename=str(self._file.path),
             )
-        self._verified = at + len(block)
+        self._verified += len(block)
 
 
-def _batches(path: Path, descriptor: int, file_bytes: int, reads: Iterable[PartRead]) -> Iterator[list[_Piece]]:
+def _batches(file: _File, reads: Iterable[PartRead]) -> Iterator[list[_Piece]]:
     """Pieces that are read at a time."""
+    file_bytes = os.fstat(file.descriptor).st_size
     batch: list[_Piece] = []
     batch_bytes = 0
     for read in reads:
         end = read.part.begin + read.part.size_bytes
         if end > file_bytes:
             raise DamagedTensorError(
-                f"Tensor {read.name!r} of {path} is damaged: it ends at byte {end}, and the file has {file_bytes}.",
+                f"Tensor {read.name!r} of {file.path} is damaged: it ends at byte {end} of {file_bytes}.",
                 _REMEDY,
-                filename=str(path),
+                filename=str(file.path),
             )
         for at in range(0, max(1, read.body.nbytes), _PIECE_BYTES):  # one piece even of an empty tensor
-            piece = _Piece(path, descriptor, read, at)
-            batch.append(piece)
-            batch_bytes += piece.nbytes
+            batch.append(_Piece(file, read, at))
+            batch_bytes += batch[-1].nbytes
             if batch_bytes >= _PIECE_BYTES:
                 yield batch
                 batch, batch_bytes = [], 0
