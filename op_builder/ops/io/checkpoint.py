@@ -25,7 +25,7 @@ from op_builder.errors import AccelError, OpArgumentError, StorageError
 from op_builder.ops.arguments import bytes_of
 from op_builder.ops.io import checkpoint_files as files
 from op_builder.ops.io.checkpoint_files import Part, PartRead
-from op_builder.ops.io.file_pieces import memory_of
+from op_builder.ops.io.file_pieces import Handles, memory_of
 from op_builder.ops.io.safetensors_format import LENGTH_BYTES, METADATA, encoded
 from op_builder.ops.io.tensor_store import TensorStore
 from op_builder.ops.io.tensor_store_format import DTYPES, encoded_entry
@@ -37,7 +37,29 @@ _KEPT = "The directory keeps its earlier checkpoint, if it had one."
 Path_ = str | os.PathLike[str]
 
 
-class CheckpointWriter(StorageWriter):
+class _InDirectory:
+    """What both storages do with their path."""
+
+    def __init__(self, path: Path_) -> None:
+        self._directory = Path(path).absolute()
+
+    @property
+    def checkpoint_id(self) -> Path:
+        """The directory."""
+        return self._directory
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path_) -> bool:
+        """Whether it is the path of a directory, and not an address."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def reset(self, checkpoint_id: Path_ | None = None) -> None:
+        """Use another directory, if one is passed."""
+        if checkpoint_id:
+            self._directory = Path(checkpoint_id).absolute()
+
+
+class CheckpointWriter(_InDirectory, StorageWriter):
     """Saves a checkpoint: ``dcp.save(state, storage_writer=CheckpointWriter(path))``, or ``dcp.async_save``.
 
     Each rank writes one safetensors file, past the page cache, with a checksum (XXH3) of each MiB of a tensor. The
@@ -56,29 +78,16 @@ class CheckpointWriter(StorageWriter):
     """
 
     def __init__(self, path: Path_, *, overwrite: bool = True, is_durable: bool = True) -> None:
-        self._directory = Path(path).absolute()
+        super().__init__(path)
         self._overwrite = overwrite
         self._is_durable = is_durable
-
-    @property
-    def checkpoint_id(self) -> Path:
-        """The directory."""
-        return self._directory
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Path_) -> bool:
-        """Whether it is the path of a directory, and not an address."""
-        return "://" not in os.fspath(checkpoint_id)
-
-    def reset(self, checkpoint_id: Path_ | None = None) -> None:
-        """Use another directory, if one is passed."""
-        if checkpoint_id:
-            self._directory = Path(checkpoint_id).absolute()
+        self._rank = 0
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Refuse a save without collectives, which would have no coordinator to publish it."""
+        """Take the rank; refuse a save without collectives, which would have no coordinator to publish it."""
         if not kwargs.get("use_collectives", True):
             raise OpArgumentError("CheckpointWriter needs use_collectives=True.", "Omit use_collectives.")
+        self._rank = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Create the directory."""
@@ -86,7 +95,7 @@ class CheckpointWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Name the files, and remove those of killed saves."""
+        """Check that a checkpoint may be replaced, and remove the files of killed saves."""
         store = self._store()
         if files.CONTENTS in store:
             if not self._overwrite:
@@ -96,8 +105,7 @@ class CheckpointWriter(StorageWriter):
                 )
             with suppress(AccelError):  # files that a damaged description may name are kept
                 files.remove_unused(self._directory, _files_of(files.load_contents(store)))
-        save = secrets.token_hex(8)
-        return [replace(plan, storage_data=f"{save}-{rank:05}.safetensors") for rank, plan in enumerate(plans)]
+        return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file."""
@@ -105,7 +113,9 @@ class CheckpointWriter(StorageWriter):
         items = sorted(plan.items, key=_order)
         if items:
             objects = {item.index: _pickled(item, planner) for item in items if item.tensor_data is None}
-            parts, header = _layout(plan.storage_data, items, objects)
+            # Named here: a planner that caches its plans would repeat a name that is in the plan.
+            file = f"{secrets.token_hex(8)}-{self._rank:05}.safetensors"
+            parts, header = _layout(file, items, objects)
 
             def blocks() -> Iterator[torch.Tensor]:
                 yield torch.frombuffer(bytearray(header), dtype=torch.uint8)
@@ -114,7 +124,7 @@ class CheckpointWriter(StorageWriter):
                     body = _body(item, part, objects[item.index] if is_object else planner.resolve_data(item))
                     yield from files.blocks_with_checksums(part, body, written)
 
-            with files.new_file(self._directory / plan.storage_data, is_durable=self._is_durable) as descriptor:
+            with files.new_file(self._directory / file, is_durable=self._is_durable) as descriptor:
                 files.write_blocks(descriptor, blocks())
         return _future([WriteResult(i.index, p.size_bytes, p) for i, p in zip(items, written, strict=True)])
 
@@ -137,7 +147,7 @@ class CheckpointWriter(StorageWriter):
         return TensorStore(self._directory, is_durable=self._is_durable)
 
 
-class CheckpointReader(StorageReader):
+class CheckpointReader(_InDirectory, StorageReader):
     """Loads a checkpoint of :class:`CheckpointWriter`: ``dcp.load(state, storage_reader=CheckpointReader(path))``.
 
     Ranks may be more or fewer than at the save. Each reads the blocks that its shards need, from the page cache as far
@@ -153,24 +163,9 @@ class CheckpointReader(StorageReader):
     """
 
     def __init__(self, path: Path_) -> None:
-        self._directory = Path(path).absolute()
+        super().__init__(path)
         self._parts: dict[MetadataIndex, Part] = {}
         self._error: AccelError | None = None
-
-    @property
-    def checkpoint_id(self) -> Path:
-        """The directory."""
-        return self._directory
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Path_) -> bool:
-        """Whether it is the path of a directory, and not an address."""
-        return "://" not in os.fspath(checkpoint_id)
-
-    def reset(self, checkpoint_id: Path_ | None = None) -> None:
-        """Use another directory, if one is passed."""
-        if checkpoint_id:
-            self._directory = Path(checkpoint_id).absolute()
 
     def read_metadata(self) -> Metadata:
         """The description of the checkpoint; an empty one, if :meth:`set_up_storage_reader` will raise an error."""
@@ -203,13 +198,15 @@ class CheckpointReader(StorageReader):
         by_file: dict[str, list[ReadItem]] = {}
         for item in sorted(plan.items, key=lambda item: self._parts[item.storage_index].begin):
             by_file.setdefault(self._parts[item.storage_index].file, []).append(item)
+        handles = Handles()
         for file, items in by_file.items():
             path = self._directory / file
             if not path.exists():
                 raise _failure(
                     path, "is missing", "Restore it from a backup; if the checkpoint was just replaced, load again."
                 )
-            files.read_parts(path, (_part_read(item, self._parts[item.storage_index], planner) for item in items))
+            reads = (_part_read(item, self._parts[item.storage_index], planner) for item in items)
+            files.read_parts(path, reads, handles)
         return _future(None)
 
 

@@ -3,7 +3,7 @@
 ::
 
     checkpoint.safetensors               which tensor is where, with checksums; a JSON text as a tensor of uint8
-    <save>-<rank>.safetensors            the tensors of one rank, one after another; <save> is the same on all ranks
+    <random>-<rank>.safetensors          the tensors of one rank, one after another
 
 A save writes new files of the second kind, then replaces the first, which makes them the checkpoint.
 """
@@ -213,12 +213,11 @@ def block_range(begin: int, end: int, size_bytes: int) -> tuple[int, int]:
     return begin - begin % _BLOCK_BYTES, min(size_bytes, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES)
 
 
-def read_parts(path: Path, reads: Iterable[PartRead]) -> None:
+def read_parts(path: Path, reads: Iterable[PartRead], handles: Handles) -> None:
     """Fill the bodies from one file, verify their checksums and deliver them."""
     with explained(f"Opening {path}", path):
         file = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     try:
-        handles = Handles()
         with handles.one() as first, handles.one() as second:
             running: list[_Piece] = []
             for pieces, handle in zip(_batches(file, reads), cycle((first, second))):
