@@ -24,6 +24,19 @@ class AccelError(Exception):
     def __str__(self) -> str:  # OSError, ImportError and KeyError would print their own fields
         return Exception.__str__(self)
 
+    def __reduce__(self) -> tuple[object, ...]:  # torch.distributed.checkpoint sends errors between ranks
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):
+            state |= {"errno": self.errno, "strerror": self.strerror, "filename": self.filename}
+        return _with_args, (type(self), self.args), state
+
+
+def _with_args(kind: type[AccelError], args: tuple[object, ...]) -> AccelError:
+    """An error without its attributes, which unpickling sets afterwards."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 class EnvironmentValueError(AccelError, ValueError):
     """The value of an environment variable cannot be parsed."""

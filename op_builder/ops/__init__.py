@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from op_builder.ops.functional.packbits import packbits as packbits
     from op_builder.ops.functional.packbits import unpackbits as unpackbits
     from op_builder.ops.functional.rms_norm import rms_norm as rms_norm
+    from op_builder.ops.io.checkpoint import CheckpointReader as CheckpointReader
+    from op_builder.ops.io.checkpoint import CheckpointWriter as CheckpointWriter
     from op_builder.ops.io.safetensors_file import load_safetensors as load_safetensors
     from op_builder.ops.io.tensor_store import TensorStore as TensorStore
     from op_builder.ops.optim.cpu_adagrad import CPUAdagrad as CPUAdagrad
@@ -31,6 +33,7 @@ _MODULES = {
     "functional.block_quantize": ("dequantize_blocks", "quantize_blocks"),
     "functional.packbits": ("packbits", "unpackbits"),
     "functional.rms_norm": ("rms_norm",),
+    "io.checkpoint": ("CheckpointReader", "CheckpointWriter"),
     "io.safetensors_file": ("load_safetensors",),
     "io.tensor_store": ("TensorStore",),
     "optim.cpu_adagrad": ("CPUAdagrad",),

@@ -54,8 +54,11 @@ class Handles:
         self._idle.append(handle)
 
 
-def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
+def read_cached(descriptor: int, memory: memoryview, offset: int, first_bytes: int = mmap.PAGESIZE) -> int:
     """Fill the beginning of ``memory`` from a file, as far as the page cache has it.
+
+    Args:
+        first_bytes: size of the first request; more where the cache is known to have more.
 
     Returns:
         how many bytes were read; 0 if the system does not support this.
@@ -65,7 +68,7 @@ def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
     try:
         while flag is not None and done < len(memory):
             # The kernel reads ahead as much as was missing, so requests begin small and grow.
-            block = memory[done : 2 * done + mmap.PAGESIZE]
+            block = memory[done : 2 * done + first_bytes]
             count = os.preadv(descriptor, [block], offset + done, flag)
             done += count
             if count < len(block):
@@ -73,6 +76,21 @@ def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
     except OSError:  # EAGAIN at the first page that is not cached; a later read reports other errors
         pass
     return done
+
+
+def map_cached(descriptor: int, offset: int, size_bytes: int) -> mmap.mmap | None:
+    """A private, writable mapping of a part of a file that begins at a page, if the page cache seems to have it.
+
+    One byte of each MiB is tried. Pages that are missing nevertheless are read at their first use.
+    """
+    byte = memoryview(bytearray(1))
+    if not all(read_cached(descriptor, byte, at) for at in range(offset, offset + size_bytes, 1 << 20)):
+        return None
+    with suppress(OSError):  # a file system without mappings
+        return mmap.mmap(
+            descriptor, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+        )
+    return None
 
 
 def read_plainly(descriptor: int, memory: memoryview, offset: int) -> None:

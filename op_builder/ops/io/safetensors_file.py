@@ -20,7 +20,7 @@ from op_builder.errors import AccelError, DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_operation import opened
 from op_builder.ops.io.file_kinds import MARKS_BYTES, require_no_other_format
-from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
+from op_builder.ops.io.file_pieces import Handles, Progress, map_cached, memory_of, read_cached, read_plainly
 from op_builder.ops.io.safetensors_format import (
     LENGTH_BYTES,
     TensorEntry,
@@ -39,17 +39,24 @@ _SHARED_BYTES = 8 << 20  # smaller tensors share memory, because one read for ea
 
 
 def load_safetensors(
-    path: str | os.PathLike[str], device: str | int | torch.device = "cpu", *, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    device: str | int | torch.device = "cpu",
+    *,
+    is_mapped: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
     """Read all tensors of a safetensors file, whoever wrote it.
 
     The cached beginning of each 32 MiB is copied from the page cache. The op ``async_io`` reads the rest, bypassing
-    the cache; if it cannot be built or loaded, plain reads do. The file is not mapped: it may be changed afterwards,
-    and replaced or removed at any time.
+    the cache; if it cannot be built or loaded, plain reads do. By default the file may be changed afterwards; it may
+    be replaced or removed at any time.
 
     Args:
         path: the file.
         device: where the tensors go.
+        is_mapped: map what the page cache has, instead of copying it. The load is faster and takes no memory of its
+            own, but until the tensors are freed, a program that writes into the file changes their values, and one
+            that truncates it ends this process by a signal (SIGBUS). Changes of the tensors never reach the file.
         progress: called with (bytes done, bytes in all) in this thread; an exception in it ends the call.
 
     Returns:
@@ -84,7 +91,7 @@ def load_safetensors(
 
         pool = ThreadPoolExecutor(_THREADS, "load_safetensors")
         try:
-            for piece in _pieces(entries, data_begin):
+            for piece in _pieces(entries, data_begin, descriptor if is_mapped else None):
                 waiting.append((pool.submit(reader.read, piece), piece))
                 if len(waiting) > 2 * _THREADS:  # so that a device's tensors are not all in host memory
                     finish_first()
@@ -103,15 +110,19 @@ def load_safetensors(
 class _Run:
     """Adjacent tensors of a file, its bytes from ``begin`` to ``end``, and memory for them.
 
-    The memory begins at the same offset in a page as the bytes in the file, so that direct reads work.
+    The memory begins at the same offset in a page as the bytes in the file, so that direct reads work. It is a private
+    mapping of the file, if the descriptor ``mapped`` is passed and the page cache has all of the bytes.
     """
 
-    def __init__(self, entries: list[TensorEntry], data_begin: int) -> None:
+    def __init__(self, entries: list[TensorEntry], data_begin: int, mapped: int | None) -> None:
         self._entries = entries
         self._data_begin = data_begin
         self.begin, self.end = data_begin + entries[0].begin, data_begin + entries[-1].end
         self._shift = self.begin % mmap.PAGESIZE
-        self._memory = new_memory(max(1, self._shift + self.end - self.begin))
+        size_bytes = max(1, self._shift + self.end - self.begin)
+        mapping = None if mapped is None else map_cached(mapped, self.begin - self._shift, size_bytes)
+        self.is_filled = mapping is not None
+        self._memory = mapping or new_memory(size_bytes)
 
     def bytes(self, begin: int, end: int) -> torch.Tensor:
         """The memory of a part of the file, as a uint8 vector."""
@@ -141,10 +152,10 @@ class _Piece(NamedTuple):
     end: int
 
 
-def _pieces(entries: list[TensorEntry], data_begin: int) -> Iterator[_Piece]:
+def _pieces(entries: list[TensorEntry], data_begin: int, mapped: int | None) -> Iterator[_Piece]:
     """All bytes of the file after its header; a run's memory is allocated with its first piece."""
     for group in _grouped(entries):
-        run = _Run(group, data_begin)
+        run = _Run(group, data_begin, mapped)
         at = run.begin
         while True:  # one piece even of a run without bytes
             end = min(run.end, at + file_pieces.PIECE_BYTES)
@@ -175,7 +186,7 @@ class _Reader:
 
     def read(self, piece: _Piece) -> None:
         """Fill a piece's memory."""
-        if piece.begin == piece.end:
+        if piece.begin == piece.end or piece.run.is_filled:
             return
         memory = piece.run.bytes(piece.begin, piece.end)
         done = read_cached(self._descriptor, memory_of(memory), piece.begin)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from functools import lru_cache
 from itertools import accumulate
 from math import isfinite, prod
-from operator import mul
+from operator import itemgetter, mul
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ _MAX_HEADER_BYTES = 100_000_000
 _MAX_DEPTH = 125  # of a member that is ignored
 _MAX_COUNT = (1 << 64) - 1
 _MEMBERS = ("dtype", "shape", "data_offsets")
+_NEGATIVE_ZEROS = tuple(mark + b"-0" for mark in (b",", b":", b"[", b" ", b"\n", b"\r", b"\t"))
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -99,7 +101,7 @@ def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[Te
         members = json.loads(
             header.decode(),
             object_pairs_hook=_object,
-            parse_int=_integer if b"-0" in header else None,  # json's own is faster
+            parse_int=_integer if any(zero in header for zero in _NEGATIVE_ZEROS) else None,  # json's own is faster
             parse_float=_finite,
             parse_constant=_finite,
         )
@@ -114,7 +116,7 @@ def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[Te
     is_repeated = isinstance(members, _Repeating) and METADATA in members.repeated
     if is_repeated or not mapping_of(is_string)(texts):
         raise RecordError(f"its {METADATA} is not an object of texts")
-    entries = sorted((_entry(name, facts) for name, facts in members.items()), key=lambda entry: entry[3:])
+    entries = sorted((_entry(name, facts) for name, facts in members.items()), key=itemgetter(3, 4))
     end = 0
     for entry in entries:
         if entry.begin != end:
@@ -173,15 +175,14 @@ def _entry(name: str, facts: Any) -> TensorEntry:
         dtype_name, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
         if isinstance(dtype_name, dict) and list(dtype_name.values()) == [None]:
             (dtype_name,) = dtype_name
-        numbers = (*shape, *offsets)
         is_valid = (
             type(dtype_name) is str
             and type(shape) is type(offsets) is list
             and len(offsets) == 2
-            and {int}.issuperset(map(type, numbers))
-            and min(numbers) >= 0
-            and max(numbers) < 1 << 63
-            and (0 not in shape or max(accumulate(shape, mul)) <= _MAX_COUNT)
+            and {int}.issuperset(map(type, shape))
+            and {int}.issuperset(map(type, offsets))
+            and offsets[0] >= 0
+            and _is_size(tuple(shape))
             and (len(facts) == len(_MEMBERS) or max(map(_depth, facts.values())) <= _MAX_DEPTH)
             and (type(facts) is dict or facts.repeated.isdisjoint(_MEMBERS))
         )
@@ -189,17 +190,36 @@ def _entry(name: str, facts: Any) -> TensorEntry:
         is_valid = False
     if not is_valid:
         raise RecordError(f"tensor {_shown(name)} lacks a valid dtype, shape and data_offsets")
+    try:
+        dtype, sizes, size_bytes = _stored(dtype_name, tuple(shape))
+    except RecordError as error:
+        raise RecordError(f"tensor {_shown(name)} {error}") from None
+    begin, end = offsets
+    if end - begin != size_bytes:
+        raise RecordError(f"tensor {_shown(name)} has {end - begin} bytes, which do not fit its type and shape")
+    return TensorEntry(name, dtype, sizes, begin, end)
+
+
+# Most tensors of a model have one of a few shapes.
+
+
+@lru_cache(1024)
+def _is_size(shape: tuple[int, ...]) -> bool:
+    is_counted = min(shape, default=0) >= 0 and max(shape, default=0) < 1 << 63
+    return is_counted and (0 not in shape or max(accumulate(shape, mul)) <= _MAX_COUNT)
+
+
+@lru_cache(1024)
+def _stored(dtype_name: str, shape: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """torch's type and shape of a tensor, and its bytes."""
     dtype = DTYPES.get(dtype_name)
     if dtype is None:
-        raise RecordError(f"torch has no type for {_shown(dtype_name)}, the type of tensor {_shown(name)}")
+        raise RecordError(f"cannot be loaded, because torch has no type for {_shown(dtype_name)}")
     if dtype_name == "F4":
         if not shape or shape[-1] % 2 != 0:
-            raise RecordError(f"the last dimension of tensor {_shown(name)}, of type F4, is odd or missing")
-        shape = [*shape[:-1], shape[-1] // 2]
-    begin, end = offsets
-    if end - begin != prod(shape) * dtype.itemsize:
-        raise RecordError(f"tensor {_shown(name)} has {end - begin} bytes, which do not fit its type and shape")
-    return TensorEntry(name, dtype, tuple(shape), begin, end)
+            raise RecordError("is of type F4, and its last dimension is odd or missing")
+        shape = (*shape[:-1], shape[-1] // 2)
+    return dtype, shape, prod(shape) * dtype.itemsize
 
 
 def _shown(name: str) -> str:

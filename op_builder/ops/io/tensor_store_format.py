@@ -6,7 +6,9 @@ texts in ``__metadata__`` have the checksums.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import xxhash
@@ -49,17 +51,27 @@ class TensorInfo:
 def encoded_header(name: str, info: TensorInfo) -> bytes:
     """The first ``HEADER_BYTES`` of the file of tensor ``name``."""
     texts = {"format": "pt", "accel_ops_store": _FORMAT, "xxh3_64": info.checksum, "header_xxh3_64": "0" * 16}
-    dtype, shape = info.dtype, list(info.shape)
-    if dtype not in _SAFETENSORS_NAMES or (dtype == torch.float4_e2m1fn_x2 and not shape):
-        texts["dtype"] = str(dtype).removeprefix("torch.")
-        dtype = _PARTS.get(dtype, torch.uint8)
-        shape.append(info.dtype.itemsize // dtype.itemsize)
-    elif dtype == torch.float4_e2m1fn_x2:
-        shape[-1] *= 2
-    entry = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [0, info.size_bytes]}
+    entry, is_named = encoded_entry(info.dtype, info.shape, 0, info.size_bytes)
+    if is_named:
+        texts["dtype"] = str(info.dtype).removeprefix("torch.")
     members = {METADATA: texts, name: entry}
     texts["header_xxh3_64"] = xxhash.xxh3_64_hexdigest(safetensors_format.encoded(members, HEADER_BYTES))
     return safetensors_format.encoded(members, HEADER_BYTES)
+
+
+def encoded_entry(dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> tuple[dict[str, Any], bool]:
+    """The member of a header that describes one tensor, and whether safetensors lacks its type.
+
+    Such a tensor is stored as parts of another type, and its own must be recorded elsewhere.
+    """
+    stored, sizes = dtype, list(shape)
+    is_foreign = dtype not in _SAFETENSORS_NAMES or (dtype == torch.float4_e2m1fn_x2 and not sizes)
+    if is_foreign:
+        stored = _PARTS.get(dtype, torch.uint8)
+        sizes.append(dtype.itemsize // stored.itemsize)
+    elif dtype == torch.float4_e2m1fn_x2:
+        sizes[-1] *= 2
+    return {"dtype": _SAFETENSORS_NAMES[stored], "shape": sizes, "data_offsets": [begin, end]}, is_foreign
 
 
 def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:

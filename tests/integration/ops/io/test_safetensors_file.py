@@ -72,8 +72,9 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("cached_bytes", [None, 0, 3 * PIECE, -1], ids=["unknown", "not cached", "partly", "cached"])
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["copied", "mapped"])
 def test_every_tensor_of_a_file_is_read(
-    tmp_path: Path, cached_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cached_bytes: int | None, is_mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x.safetensors"
     tensors = sample(path)
@@ -82,7 +83,7 @@ def test_every_tensor_of_a_file_is_read(
     else:
         cache_only(path, cached_bytes)
     steps: list[tuple[int, int]] = []
-    found = load_safetensors(path, progress=lambda *step: steps.append(step))
+    found = load_safetensors(path, is_mapped=is_mapped, progress=lambda *step: steps.append(step))
     assert_same(found, tensors)
     assert_same(found, load_file(path))
     total = sum(one.nbytes for one in tensors.values())
@@ -312,6 +313,21 @@ def test_a_file_that_is_changed_and_restored_while_it_is_read_is_an_error(tmp_pa
 
     with pytest.raises(StorageError, match="changed the file"):
         load_safetensors(path, progress=rewrite)
+
+
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["copied", "mapped"])
+def test_later_changes_of_a_file_reach_only_tensors_that_are_mapped(tmp_path: Path, is_mapped: bool) -> None:
+    path = tmp_path / "x.safetensors"
+    value = random_bytes(3 * PIECE)
+    save_file({"x": value}, path)
+    content = path.read_bytes()
+    cache_only(path, -1)
+    found = load_safetensors(path, is_mapped=is_mapped)["x"]
+    with path.open("r+b") as file:
+        file.write(bytes(len(content)))
+    assert (raw(found) == bytes(3 * PIECE)) == is_mapped
+    found.fill_(1)
+    assert path.read_bytes() == bytes(len(content))
 
 
 def test_a_file_may_be_replaced_and_removed_while_it_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a store holds after its writer was killed, and when several processes use it."""
+"""What a store and a checkpoint hold after the writer was killed; a store that several processes use."""
 
 from __future__ import annotations
 
@@ -23,16 +23,23 @@ def start_writer(mode: str, directory: Path, engine: str | None = None) -> subpr
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def test_a_writer_killed_at_any_step_leaves_the_old_value_or_the_new(tmp_path: Path) -> None:
-    with start_writer("steps", tmp_path, "threads") as writer:  # each start of a store must find all files closed
+@pytest.mark.parametrize(
+    ("mode", "most_files", "files"),
+    [("store", 2, 1), ("checkpoint", 4, 2)],
+    ids=["store", "checkpoint"],
+)
+def test_a_writer_killed_at_any_step_leaves_the_old_value_or_the_new(
+    mode: str, most_files: int, files: int, tmp_path: Path
+) -> None:
+    with start_writer(mode, tmp_path, "threads") as writer:  # each start of a store must find all files closed
         output, _ = writer.communicate(timeout=600)
     assert writer.returncode == 0
     values, files_before, files_after = zip(*(map(int, line.split()) for line in output.splitlines()), strict=True)
     assert len(values) > 10
     assert set(values) == {0, 1}
     assert list(values) == sorted(values), "once it is the new one, it stays so"
-    assert max(files_before) == 3, "some have left a file"
-    assert set(files_after) == {2}, "which the next store removes"
+    assert max(files_before) == most_files, "some have left files"
+    assert set(files_after) == {files}, "which the next save removes"
 
 
 def test_processes_share_a_directory(tmp_path: Path) -> None:

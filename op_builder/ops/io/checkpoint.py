@@ -1,0 +1,333 @@
+"""``CheckpointWriter`` and ``CheckpointReader``: storage for ``torch.distributed.checkpoint``."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from op_builder.errors import AccelError, OpArgumentError, StorageError
+from op_builder.ops.arguments import bytes_of
+from op_builder.ops.io import checkpoint_files as files
+from op_builder.ops.io.checkpoint_files import Part, PartRead
+from op_builder.ops.io.file_pieces import Handles, memory_of
+from op_builder.ops.io.safetensors_format import LENGTH_BYTES, METADATA, encoded
+from op_builder.ops.io.tensor_store import TensorStore
+from op_builder.ops.io.tensor_store_format import DTYPES, encoded_entry
+from op_builder.ops.io.tensor_store_memory import body_to_write, is_filled_in_place
+
+_PAGE_BYTES = 4096
+_KEPT = "The directory keeps its earlier checkpoint, if it had one."
+
+Path_ = str | os.PathLike[str]
+
+
+class _InDirectory:
+    """What both storages do with their path."""
+
+    def __init__(self, path: Path_) -> None:
+        self._directory = Path(path).absolute()
+
+    @property
+    def checkpoint_id(self) -> Path:
+        """The directory."""
+        return self._directory
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path_) -> bool:
+        """Whether it is the path of a directory, and not an address."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def reset(self, checkpoint_id: Path_ | None = None) -> None:
+        """Use another directory, if one is passed."""
+        if checkpoint_id:
+            self._directory = Path(checkpoint_id).absolute()
+
+
+class CheckpointWriter(_InDirectory, StorageWriter):
+    """Saves a checkpoint: ``dcp.save(state, storage_writer=CheckpointWriter(path))``, or ``dcp.async_save``.
+
+    Each rank writes one safetensors file, past the page cache, with a checksum (XXH3) of each MiB of a tensor. The
+    coordinator then publishes all files by one rename, and removes those of the checkpoint that they replace.
+    docs/checkpoints.md has the guarantees.
+
+    Args:
+        path: the directory; created if it is missing.
+        overwrite: whether to replace a checkpoint in it; otherwise that is an error, before anything is written.
+        is_durable: whether a finished checkpoint outlives a power cut (``fsync``).
+
+    Raises (on all ranks, as a ``CheckpointException`` of torch whose ``failures`` have the errors by rank):
+        OpArgumentError: a value cannot be stored, or there is a checkpoint and ``overwrite`` is False.
+        StorageError: the directory cannot be written or the disk is full; an earlier checkpoint is unchanged.
+        IncompatibleOpError: this machine is big-endian, or the op ``async_io`` cannot be loaded.
+    """
+
+    def __init__(self, path: Path_, *, overwrite: bool = True, is_durable: bool = True) -> None:
+        super().__init__(path)
+        self._overwrite = overwrite
+        self._is_durable = is_durable
+        self._rank = 0
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Take the rank; refuse a save without collectives, which would have no coordinator to publish it."""
+        if not kwargs.get("use_collectives", True):
+            raise OpArgumentError("CheckpointWriter needs use_collectives=True.", "Omit use_collectives.")
+        self._rank = kwargs.get("rank", 0)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Create the directory."""
+        self._store()
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Check that a checkpoint may be replaced, and remove the files of killed saves."""
+        store = self._store()
+        if files.CONTENTS in store:
+            if not self._overwrite:
+                raise OpArgumentError(
+                    f"{self._directory} has a checkpoint, and overwrite is False.",
+                    "Choose another directory, or pass overwrite=True.",
+                )
+            with suppress(AccelError):  # files that a damaged description may name are kept
+                files.remove_unused(self._directory, _files_of(files.load_contents(store)))
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's file."""
+        written: list[Part] = []
+        items = sorted(plan.items, key=_order)
+        if items:
+            objects = {item.index: _pickled(item, planner) for item in items if item.tensor_data is None}
+            # Named here: a planner that caches its plans would repeat a name that is in the plan.
+            file = f"{secrets.token_hex(8)}-{self._rank:05}.safetensors"
+            parts, header = _layout(file, items, objects)
+
+            def blocks() -> Iterator[torch.Tensor]:
+                yield torch.frombuffer(bytearray(header), dtype=torch.uint8)
+                for item, part in zip(items, parts, strict=True):
+                    is_object = item.index in objects
+                    body = _body(item, part, objects[item.index] if is_object else planner.resolve_data(item))
+                    yield from files.blocks_with_checksums(part, body, written)
+
+            with files.new_file(self._directory / file, is_durable=self._is_durable) as descriptor:
+                files.write_blocks(descriptor, blocks())
+        return _future([WriteResult(i.index, p.size_bytes, p) for i, p in zip(items, written, strict=True)])
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publish the files of all ranks as the checkpoint, and remove others."""
+        metadata.storage_data = {one.index: one.storage_data for rank in results for one in rank}
+        named = _files_of(metadata)
+        for file in named:
+            if not (self._directory / file).exists():
+                raise _failure(
+                    self._directory / file,
+                    "is missing before the checkpoint is complete; another save to this directory removed it, or the "
+                    "ranks do not share the directory",
+                    f"Save once at a time, to a file system that all ranks share. {_KEPT}",
+                )
+        files.save_contents(self._store(), metadata)
+        files.remove_unused(self._directory, named)
+
+    def _store(self) -> TensorStore:
+        return TensorStore(self._directory, is_durable=self._is_durable)
+
+
+class CheckpointReader(_InDirectory, StorageReader):
+    """Loads a checkpoint of :class:`CheckpointWriter`: ``dcp.load(state, storage_reader=CheckpointReader(path))``.
+
+    Ranks may be more or fewer than at the save. Each reads the blocks that its shards need, from the page cache as far
+    as it has them, and verifies their checksums. Non-tensor values are pickles, as in every checkpoint of
+    ``torch.distributed.checkpoint``: load only files that you trust.
+
+    Args:
+        path: the directory.
+
+    Raises (on all ranks, as a ``CheckpointException`` of torch whose ``failures`` have the errors by rank):
+        StorageError: the directory has no such checkpoint, a file is missing or cannot be read.
+        DamagedTensorError: a file is not what was saved; tensors may have been changed already.
+    """
+
+    def __init__(self, path: Path_) -> None:
+        super().__init__(path)
+        self._parts: dict[MetadataIndex, Part] = {}
+        self._error: AccelError | None = None
+
+    def read_metadata(self) -> Metadata:
+        """The description of the checkpoint; an empty one, if :meth:`set_up_storage_reader` will raise an error."""
+        # torch would log the error, look for another file and raise an AssertionError.
+        self._error = None
+        try:
+            self._error = _unreadable(self._directory)
+            if self._error is None:
+                return files.load_contents(TensorStore(self._directory))
+        except AccelError as error:
+            self._error = error
+        return Metadata({})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Take the places of the tensors."""
+        if self._error is not None:
+            raise self._error
+        self._parts = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan itself."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans themselves."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read and verify what the plan needs."""
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in sorted(plan.items, key=lambda item: self._parts[item.storage_index].begin):
+            by_file.setdefault(self._parts[item.storage_index].file, []).append(item)
+        handles = Handles()
+        for file, items in by_file.items():
+            path = self._directory / file
+            if not path.exists():
+                raise _failure(
+                    path, "is missing", "Restore it from a backup; if the checkpoint was just replaced, load again."
+                )
+            reads = (_part_read(item, self._parts[item.storage_index], planner) for item in items)
+            files.read_parts(path, reads, handles)
+        return _future(None)
+
+
+# Saving ----------------------------------------------------------------------------------------
+
+
+def _order(item: WriteItem) -> tuple[bool, int]:
+    """The largest first; those that fill pages before all others, so that they begin at pages."""
+    data = item.tensor_data
+    size_bytes = 0 if data is None else prod(data.chunk.sizes) * data.properties.dtype.itemsize
+    return size_bytes == 0 or size_bytes % _PAGE_BYTES != 0, -size_bytes
+
+
+def _pickled(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    """A value that is not a tensor, as a uint8 vector."""
+    data: Any = planner.resolve_data(item)
+    return torch.frombuffer(data.getbuffer(), dtype=torch.uint8)
+
+
+def _layout(file: str, items: list[WriteItem], objects: dict[MetadataIndex, torch.Tensor]) -> tuple[list[Part], bytes]:
+    """Where each item goes in a file, and the file's header."""
+    offsets: dict[str, Any] = {}
+    members: dict[str, Any] = {METADATA: {"format": "pt"}}
+    parts: list[Part] = []
+    at = 0
+    for item in items:
+        fqn, data = item.index.fqn, item.tensor_data
+        if data is None:
+            part = Part(None, objects[item.index].shape, file, at, objects[item.index].nbytes)
+            dtype, offset = torch.uint8, [0]
+        else:
+            dtype, offset = data.properties.dtype, list(data.chunk.offsets)
+            size_bytes = prod(data.chunk.sizes) * dtype.itemsize
+            part = Part(str(dtype).removeprefix("torch."), data.chunk.sizes, file, at, size_bytes)
+        at += part.size_bytes
+        name = fqn if fqn not in members else f"{fqn}@{offset}"
+        members[name], _ = encoded_entry(dtype, part.sizes, part.begin, at)
+        offsets[name] = {"saved_offsets": offset}
+        parts.append(part)
+    # As torch's HuggingFaceStorageWriter does, so that torch's tools can join the shards.
+    members[METADATA]["DCP_SHARDING_INFO"] = json.dumps(offsets)
+    size = LENGTH_BYTES + len(json.dumps(members).encode())
+    size += -size % _PAGE_BYTES
+    return [replace(part, begin=size + part.begin) for part in parts], encoded(members, size)
+
+
+def _body(item: WriteItem, part: Part, value: Any) -> torch.Tensor:
+    """The bytes of a tensor in host memory."""
+    try:
+        body, _ = body_to_write(value)
+    except OpArgumentError as error:
+        raise OpArgumentError(f"{item.index.fqn!r} cannot be saved. {error.message}", error.remedy) from None
+    if body.nbytes != part.size_bytes:
+        raise OpArgumentError(
+            f"{item.index.fqn!r} has {body.nbytes} bytes, and had {part.size_bytes} when the save was planned.",
+            "Do not change the state while it is being saved.",
+        )
+    return body
+
+
+def _files_of(metadata: Metadata) -> set[str]:
+    return {part.file for part in metadata.storage_data.values()}
+
+
+# Loading ---------------------------------------------------------------------------------------
+
+
+def _part_read(item: ReadItem, part: Part, planner: LoadPlanner) -> PartRead:
+    """The read of an item: into the tensor's own memory where the bytes fit there, else by a copy."""
+    name = item.storage_index.fqn
+    if part.dtype is None:
+        body = torch.empty(part.size_bytes, dtype=torch.uint8)
+        return PartRead(name, part, 0, body, lambda: planner.load_bytes(item, io.BytesIO(bytes(memory_of(body)))))
+    target = planner.resolve_tensor(item).detach()
+    dtype = DTYPES[part.dtype]
+    if list(item.lengths) == list(part.sizes) and target.dtype == dtype and is_filled_in_place(target):
+        torch.autograd.graph.increment_version(target)
+        return PartRead(name, part, 0, bytes_of(target), partial(planner.commit_tensor, item, target))
+    # Whole rows, of which the target may take some columns.
+    first, count = (item.storage_offsets[0], item.lengths[0]) if part.sizes else (0, 1)
+    row_bytes = part.size_bytes // part.sizes[0] if part.size_bytes and part.sizes else part.size_bytes
+    begin, end = files.block_range(first * row_bytes, (first + count) * row_bytes, part.size_bytes)
+    body = torch.empty(end - begin, dtype=torch.uint8)
+
+    def deliver() -> None:
+        at = first * row_bytes - begin
+        values = body[at : at + count * row_bytes].view(dtype).view(item.lengths[:1] + tuple(part.sizes[1:]))
+        for dim in range(1, len(part.sizes)):
+            values = values.narrow(dim, item.storage_offsets[dim], item.lengths[dim])
+        target.copy_(values)
+        planner.commit_tensor(item, target)
+
+    return PartRead(name, part, begin, body, deliver)
+
+
+def _unreadable(directory: Path) -> StorageError | None:
+    """The error if a directory has no checkpoint of ours; it names another format."""
+    if (directory / f"{files.CONTENTS}.safetensors").exists():
+        return None
+    if directory.is_file():
+        return _failure(directory, "is a file", "Load it by load_safetensors() or torch.load().")
+    if not directory.is_dir():
+        return _failure(directory, "does not exist", "Check the path.")
+    names = os.listdir(directory)
+    if ".metadata" in names:
+        return _failure(directory, "has a checkpoint of torch's FileSystemWriter", "Load it by FileSystemReader.")
+    if any(files.GENERATED.fullmatch(name) for name in names):
+        return _failure(directory, "has only files of a save that did not end", "Load an earlier checkpoint.")
+    if any(name.endswith(".safetensors") for name in names):
+        return _failure(
+            directory, "has safetensors files of another program", "Load it by HuggingFaceStorageReader of torch."
+        )
+    return _failure(directory, "has no checkpoint", "Check the path.")
+
+
+def _failure(path: Path, what: str, remedy: str) -> StorageError:
+    number = errno.ENOENT
+    return StorageError(f"{path} {what}.", remedy, errno=number, filename=str(path), offset=0, bytes_done=0)
+
+
+def _future(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future

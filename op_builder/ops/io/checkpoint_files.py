@@ -1,0 +1,326 @@
+"""The files of a checkpoint: what they hold, and the tensors' bytes to and from them.
+
+::
+
+    checkpoint.safetensors               which tensor is where, with checksums; a JSON text as a tensor of uint8
+    <random>-<rank>.safetensors          the tensors of one rank, one after another
+
+A save writes new files of the second kind, then replaces the first, which makes them the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from op_builder.errors import DamagedTensorError, OpArgumentError
+from op_builder.ops.io.aio_handle import Handle
+from op_builder.ops.io.file_pieces import Handles, memory_of, read_cached, read_plainly
+from op_builder.ops.io.tensor_store import TensorStore
+from op_builder.ops.io.tensor_store_files import explained
+from op_builder.ops.io.tensor_store_format import DTYPES
+from op_builder.ops.io.tensor_store_memory import new_memory
+
+CONTENTS = "checkpoint"
+"""The name of the tensor that describes the checkpoint, and of its file."""
+GENERATED = re.compile(r"[0-9a-f]{16}-\d{5,}\.safetensors")
+"""The files of ranks; only such files are removed."""
+
+_FORMAT = 1
+_BLOCK_BYTES = 1 << 20  # what one checksum covers; fits a core's cache, from which the bytes are then copied
+_PIECE_BYTES = 8 << 20  # in flight at a time, twice
+_SMALL_BYTES = 64 << 10  # read through the page cache: the neighbours come with it
+_REMEDY = (
+    "Load an earlier checkpoint, or restore the file from a backup; if nothing else wrote to it, suspect the device."
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stored part of a value: a tensor, a shard of one, or a pickled object.
+
+    Attributes:
+        dtype: the tensor's; None for an object.
+        sizes: its shape.
+        file: the name of its file in the directory.
+        begin: where it begins in the file, in bytes.
+        size_bytes: its length there.
+        checksums: XXH3 (64 bits) of each MiB of it, in hexadecimal.
+    """
+
+    dtype: str | None
+    sizes: Sequence[int]
+    file: str
+    begin: int
+    size_bytes: int
+    checksums: Sequence[str] = ()
+
+
+# The contents ----------------------------------------------------------------------------------
+
+
+def save_contents(store: TensorStore, metadata: Metadata) -> None:
+    """Replace the description of the checkpoint by that of ``metadata``, whose storage_data are the parts."""
+    shapes = {
+        name: value.size
+        for name, value in metadata.state_dict_metadata.items()
+        if isinstance(value, TensorStorageMetadata)
+    }
+    parts = [[index.fqn, index.offset, vars(part)] for index, part in metadata.storage_data.items()]
+    record = {"format": _FORMAT, "shapes": shapes, "parts": parts, "planner_data": metadata.planner_data}
+    try:
+        text = json.dumps(record).encode()
+    except TypeError as error:
+        raise OpArgumentError(
+            f"The save planner's data cannot be stored: {error}.", "Let it return JSON's types, or None."
+        ) from None
+    store.save(CONTENTS, torch.frombuffer(bytearray(text), dtype=torch.uint8))
+
+
+def load_contents(store: TensorStore) -> Metadata:
+    """The metadata as they were given to :func:`save_contents`; raises as :meth:`TensorStore.load`."""
+    text = store.load(CONTENTS)
+    record = json.loads(bytes(memory_of(text)))
+    if record["format"] != _FORMAT:
+        raise DamagedTensorError(
+            f"{store.directory} has a checkpoint of format {record['format']}; this version loads {_FORMAT}.",
+            "Load it by the version of op_builder that saved it.",
+            filename=str(store.directory),
+        )
+    values: dict[str, Any] = {}
+    parts = {}
+    for name, offset, members in record["parts"]:
+        part = parts[MetadataIndex(name, offset)] = Part(**members)
+        if part.dtype is None:
+            values[name] = BytesStorageMetadata()
+            continue
+        if name not in values:
+            properties = TensorProperties(DTYPES[part.dtype])
+            values[name] = TensorStorageMetadata(properties, torch.Size(record["shapes"][name]), [])
+        sizes = torch.Size(part.sizes)
+        values[name].chunks.append(ChunkStorageMetadata(torch.Size(offset or [0] * len(sizes)), sizes))
+    planner_data = record["planner_data"]
+    if isinstance(planner_data, dict):
+        planner_data = {name: tuple(path) for name, path in planner_data.items()}
+    return Metadata(values, planner_data, parts)
+
+
+def remove_unused(directory: Path, used: Iterable[str]) -> None:
+    """Remove the files of ranks, except those in ``used``: of replaced checkpoints, and of killed saves."""
+    for file in set(filter(GENERATED.fullmatch, os.listdir(directory))).difference(used):
+        with contextlib.suppress(OSError):  # another process removed it
+            (directory / file).unlink()
+
+
+# Writing ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def new_file(path: Path, *, is_durable: bool) -> Iterator[int]:
+    """A descriptor of a new file, which is removed if the block raises."""
+    with explained(f"Creating {path}", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with explained(f"Writing {path}", path):
+            yield descriptor
+            if is_durable:
+                os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def blocks_with_checksums(part: Part, body: torch.Tensor, done: list[Part]) -> Iterator[torch.Tensor]:
+    """The blocks of a part's bytes; when all are taken, the part with its checksums is in ``done``."""
+    checksums = []
+    for at in range(0, body.nbytes, _BLOCK_BYTES):
+        block = body[at : at + _BLOCK_BYTES]
+        checksums.append(xxhash.xxh3_64_hexdigest(memory_of(block)))
+        yield block
+    done.append(replace(part, checksums=checksums))
+
+
+def write_blocks(descriptor: int, blocks: Iterable[torch.Tensor]) -> None:
+    """Write uint8 vectors one after another, from page-aligned memory; it is filled while the device writes."""
+    handles = Handles()
+    with handles.one() as first, handles.one() as second:
+        memory = torch.frombuffer(new_memory(2 * _PIECE_BYTES), dtype=torch.uint8).view(2, _PIECE_BYTES)
+        turns = cycle(zip((first, second), memory, strict=True))
+        handle, piece = next(turns)
+        filled = offset = 0
+        for block in blocks:
+            while block.nbytes > 0:
+                count = min(block.nbytes, _PIECE_BYTES - filled)
+                piece[filled : filled + count].copy_(block[:count])
+                filled += count
+                block = block[count:]
+                if filled == _PIECE_BYTES:
+                    handle.async_pwrite(piece, descriptor, offset)
+                    offset += filled
+                    handle, piece = next(turns)
+                    handle.wait()
+                    filled = 0
+        handle.async_pwrite(piece[:filled], descriptor, offset)
+        first.wait()
+        second.wait()
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+class PartRead(NamedTuple):
+    """A part to read, all of it or some of its blocks.
+
+    Attributes:
+        name: of the tensor, for error messages.
+        begin: where the read bytes begin in the part; a block begins there, too.
+        body: a uint8 vector in host memory for them.
+        deliver: called when they are verified.
+    """
+
+    name: str
+    part: Part
+    begin: int
+    body: torch.Tensor
+    deliver: Callable[[], object]
+
+
+def block_range(begin: int, end: int, size_bytes: int) -> tuple[int, int]:
+    """A range of a part's bytes, extended to whole blocks."""
+    return begin - begin % _BLOCK_BYTES, min(size_bytes, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES)
+
+
+def read_parts(path: Path, reads: Iterable[PartRead], handles: Handles) -> None:
+    """Fill the bodies from one file, verify their checksums and deliver them."""
+    with explained(f"Opening {path}", path):
+        file = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        with handles.one() as first, handles.one() as second:
+            running: list[_Piece] = []
+            for pieces, handle in zip(_batches(file, reads), cycle((first, second))):
+                for piece in pieces:
+                    piece.start(handle)
+                _finish(running)
+                running = pieces
+            _finish(running)
+    finally:
+        os.close(file.descriptor)
+
+
+class _File:
+    """A file that is read; ``is_cached`` says whether the page cache had what was read last."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+        self.is_cached = False
+
+
+class _Piece:
+    """Some adjacent blocks of a read."""
+
+    def __init__(self, file: _File, read: PartRead, at: int) -> None:
+        self.read = read
+        self.is_last = at + _PIECE_BYTES >= read.body.nbytes
+        self._file = file
+        self._body = read.body[at : at + _PIECE_BYTES]
+        self._memory = memory_of(self._body)
+        self._first_block = (read.begin + at) // _BLOCK_BYTES
+        self._offset = read.part.begin + read.begin + at
+        self._verified = 0
+        self._handle: Handle | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._memory)
+
+    def start(self, handle: Handle) -> None:
+        """Read what the page cache has, and have the rest read."""
+        file = self._file
+        while self._verified < self.nbytes:
+            block = self._memory[self._verified : self._verified + _BLOCK_BYTES]
+            first_bytes = len(block) if file.is_cached else mmap.PAGESIZE
+            count = read_cached(file.descriptor, block, self._offset + self._verified, first_bytes)
+            file.is_cached = count == len(block)
+            if not file.is_cached:
+                break
+            self._verify_block()
+        begin, rest = self._offset + self._verified, self._body[self._verified :]
+        with explained(f"Loading {self.read.name} from {file.path}", file.path):
+            if rest.nbytes > _SMALL_BYTES:
+                handle.async_pread(rest, file.descriptor, begin)
+                self._handle = handle
+            elif rest.nbytes > 0:
+                read_plainly(file.descriptor, memory_of(rest), begin)
+
+    def finish(self) -> None:
+        if self._handle is not None:
+            with explained(f"Loading {self.read.name} from {self._file.path}", self._file.path):
+                self._handle.wait()
+        while self._verified < self.nbytes:
+            self._verify_block()
+
+    def _verify_block(self) -> None:
+        block = self._memory[self._verified : self._verified + _BLOCK_BYTES]
+        checksum = xxhash.xxh3_64_hexdigest(block)
+        saved = self.read.part.checksums[self._first_block + self._verified // _BLOCK_BYTES]
+        if checksum != saved:
+            begin = self._offset + self._verified
+            raise DamagedTensorError(
+                f"Tensor {self.read.name!r} of {self._file.path} is damaged: the checksum of bytes {begin} to "
+                f"{begin + len(block)} of the file is {checksum}, and was {saved} when they were saved.",
+                _REMEDY,
+                filename=str(self._file.path),
+            )
+        self._verified += len(block)
+
+
+def _batches(file: _File, reads: Iterable[PartRead]) -> Iterator[list[_Piece]]:
+    """Pieces that are read at a time."""
+    file_bytes = os.fstat(file.descriptor).st_size
+    batch: list[_Piece] = []
+    batch_bytes = 0
+    for read in reads:
+        end = read.part.begin + read.part.size_bytes
+        if end > file_bytes:
+            raise DamagedTensorError(
+                f"Tensor {read.name!r} of {file.path} is damaged: it ends at byte {end} of {file_bytes}.",
+                _REMEDY,
+                filename=str(file.path),
+            )
+        for at in range(0, max(1, read.body.nbytes), _PIECE_BYTES):  # one piece even of an empty tensor
+            batch.append(_Piece(file, read, at))
+            batch_bytes += batch[-1].nbytes
+            if batch_bytes >= _PIECE_BYTES:
+                yield batch
+                batch, batch_bytes = [], 0
+    yield batch
+
+
+def _finish(pieces: list[_Piece]) -> None:
+    for piece in pieces:
+        piece.finish()
+        if piece.is_last:
+            piece.read.deliver()
