@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
+from op_builder.cache.compare import nearest_miss
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
 from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, recipe_parts, saved_since
@@ -30,6 +31,7 @@ from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.plan import BuildPlan
+from op_builder.system import ledger
 from op_builder.system.file_lock import try_lock
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.jobs import JobBudget, job_count
@@ -87,6 +89,9 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         if ready is not None:
             return ready
         options.precondition()
+        if ledger.mode_and_file() is not None:
+            differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)[1]
+            ledger.append("missed", plan.op, "; ".join(differences) or "not in the cache")
         jobs = job_count(plan)
         with _announced_if_long(plan, jobs, options) as options:
             return _Build(plan, toolset, cache, options, find_ninja(), jobs).run(key)
