@@ -29,6 +29,7 @@ _COMMANDS = {
     "tune-aio": _Command("op_builder.tune_aio", "find the fastest async_io settings for a disk"),
     "env": _Command("op_builder.commands.compiler_env", "print settings for torch.compile with ziglang"),
     "run": _Command("op_builder.commands.run", "run a program on this engine, or list the compilers that it starts"),
+    "caches": _Command("op_builder.commands.caches", "list the caches of JIT compilers, and what moves them"),
     "launch": _Command("accelerator.launch.command_line", "start a program on each accelerator, on one host or many"),
 }
 

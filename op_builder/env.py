@@ -342,6 +342,11 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
     return child_environment(**dict.fromkeys(omitted), LC_ALL="C", **changes)
 
 
+def of_another_program(name: str) -> str | None:
+    """The value of a variable that only another program reads, or None if it is unset or empty."""
+    return os.environ.get(name) or None
+
+
 def build_switches() -> dict[str, bool]:
     """The values of the variables ``ACCEL_BUILD_<OP>`` that are set, by name.
 

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 MODES = ("report", "warn", "raise")
 _POLL_S = 0.2
+_LATEST_S = 1.0
 
 
 class Ledger:
@@ -91,17 +92,20 @@ class Ledger:
         """Call ``note`` with one line for each compiler that compiles, soon after its start, until ``ended`` is set."""
         from op_builder.compiles.render import line
 
-        noted, size = set(), 0
-        is_last = False
+        noted, size, is_last = set(), -1, False
         while not is_last:
             is_last = ended.wait(_POLL_S)
             with suppress(FileNotFoundError):  # removed, as the program ends
-                if self.file.stat().st_size > size:
-                    size = self.file.stat().st_size
-                    for start in self.compiled():
-                        if (start.process, start.started) not in noted:
-                            noted.add((start.process, start.started))
-                            note(line(start))
+                current = self.file.stat().st_size
+                if current == size and not is_last:
+                    continue
+                size = current
+                for start in self.compiled():
+                    if start.process == 0 and not is_last and time.monotonic() - start.started < _LATEST_S:
+                        size = -1  # read again: the compiler itself has not noted its start yet
+                    elif (start.process, start.started) not in noted:
+                        noted.add((start.process, start.started))
+                        note(line(start))
 
 
 def new_ledger() -> Ledger:
