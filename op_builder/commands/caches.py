@@ -50,7 +50,7 @@ CACHES = (
     JitCache("accel-ops", "ACCEL_CACHE_DIR", "", "{cache}/accel-ops", "hits", True),
     JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "", "{tmp}/torchinductor_{user}", "hits; see the note", True),
     JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "", "{cache}/torch_extensions", "compiles again", True),
-    JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "", "{home}/.cache/tvm-ffi", "hits", True),
+    JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "", "{home}/.cache/tvm-ffi", "compiles again", True),
     JitCache("Triton", "TRITON_CACHE_DIR", "", "{home}/.triton/cache", "hits, but names files of the old place", True),
     JitCache("Numba", "NUMBA_CACHE_DIR", "", "", "hits for the same sources, by path and time", True),
     JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "{home}/.cache/flashinfer", "not said"),

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from op_builder import env
 from op_builder.command_line import run_main
-from op_builder.compiles import MODES, Ledger, new_ledger
 from op_builder.compiles.starts import preloading
+from op_builder.compiles.watching import MODES, Ledger, new_ledger
 from op_builder.integrations.torch_extensions import START_FILE
 from op_builder.system.interpreter import python
 

@@ -21,6 +21,7 @@ from op_builder.commands.caches import variables
 from op_builder.compiles.compilers import compiles as is_compiling
 from op_builder.compiles.compilers import is_compiler
 from op_builder.compiles.starts import preloading
+from op_builder.compiles.watching import new_ledger
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import ArgumentError, CompilerRefused
 from tests.support.compilers import needs_gxx, program, require_program
@@ -155,7 +156,7 @@ CASES: list[tuple[str, Sequence[str], bool]] = [
 def test_python_and_the_recorder_agree_on_what_compiles(
     place: Path, name: str, words: Sequence[str], expected: bool
 ) -> None:
-    made = compiles.new_ledger()
+    made = new_ledger()
     file = shutil.copy(require_program("true"), place / name)
     variables = {"ACCEL_COMPILES": f"raise:{made.file}", **preloading(str(made.file))}
     done = subprocess.run([file, *words], env=env.child_environment(**variables), capture_output=True, check=False)
