@@ -24,33 +24,33 @@ class Start(NamedTuple):
     Attributes:
         cache: the cache or package that asked: Inductor, Triton, cpp_extension, tvm-ffi, accel-ops, ...
         what: the sources, or the file that was linked, or the kernel.
+        command: the compiler's arguments, from its name on.
+        started: seconds on the clock of ``time.monotonic()``.
+        program: the nearest frame of the program; empty if Python did not start it.
+        library: the nearest frame of the cache; or the command that started it, if that is not Python.
+        stack: all frames, outermost first.
+        reason: why the cache had missed; empty if that cache cannot say.
         compiler: the program's file, with links resolved.
-        command: its arguments, from the program's name on.
         is_query: whether it only preprocessed, or answered a question such as its version.
         is_refused: whether it was stopped before it compiled.
-        reason: why the cache had missed; empty if that cache cannot say.
-        program: the nearest frame of the program; empty if Python did not start it.
-        library: the nearest frame of the cache; or the program that started it, if that is not Python.
-        stack: all frames, outermost first.
         process: its number; 0 if it is not known.
-        started: seconds on the clock of ``time.monotonic()``.
         seconds, cpu_seconds: with all its children; None if it runs still, was killed, or is linked statically.
     """
 
     cache: str
     what: str
-    compiler: str
     command: tuple[str, ...]
-    is_query: bool
-    is_refused: bool
-    reason: str
+    started: float
     program: str
     library: str
     stack: str
-    process: int
-    started: float
-    seconds: float | None
-    cpu_seconds: float | None
+    reason: str
+    compiler: str = ""
+    is_query: bool = False
+    is_refused: bool = False
+    process: int = 0
+    seconds: float | None = None
+    cpu_seconds: float | None = None
 
 
 class _Process:
@@ -152,53 +152,45 @@ def _is_outermost(process: _Process) -> bool:
 
 
 def _of_process(process: _Process, missed: dict[int, list[tuple[float, str]]]) -> Start:
-    asks = process.asks
-    by = next((" ".join(each.words)[:_MOST_CHARACTERS] for each in list(process.ancestors())[1:]), "")
-    took = process.ended - process.started if process.ended is not None else None
-    start = _start(asks, process.words, process.file, process.started, took, process.cpu_seconds, missed)
-    return start._replace(library=start.library if asks else by, process=process.number, is_refused=process.is_refused)
+    row = _row(process.asks, process.words, process.started, missed)
+    if not process.asks and process.parent is not None:
+        row = row._replace(library=" ".join(process.parent.words)[:_MOST_CHARACTERS])
+    return row._replace(
+        compiler=process.file,
+        is_query=not compiles(process.words),
+        is_refused=process.is_refused,
+        process=process.number,
+        seconds=process.ended - process.started if process.ended is not None else None,
+        cpu_seconds=process.cpu_seconds,
+    )
 
 
 def _of_ask(ask: _Ask, asker: _Process | None, missed: dict[int, list[tuple[float, str]]]) -> Start:
     """A compiler that did not note its own start: it is linked statically, or got another environment."""
-    asks = [ask, *(asker.asks if asker is not None else ())]
-    start = _start(asks, ask.words, ask.file, ask.time, None, None, missed)
-    return start._replace(is_refused=ask.verdict == "refused")
+    row = _row([ask, *(asker.asks if asker is not None else ())], ask.words, ask.time, missed)
+    return row._replace(compiler=ask.file, is_query=not compiles(ask.words), is_refused=ask.verdict == "refused")
 
 
 def _of_kernel(ask: _Ask, asker: _Process | None) -> Start:
-    name, seconds = ask.words
-    asks = [ask, *(asker.asks if asker is not None else ())]
-    start = _start(asks, (name,), "", ask.time - float(seconds), float(seconds), None, {})
-    return start._replace(what=name, command=(), is_query=False, is_refused=ask.verdict == "refused")
+    name, seconds = ask.words[0], float(ask.words[1])
+    row = _row([ask, *(asker.asks if asker is not None else ())], (), ask.time - seconds, {})
+    return row._replace(what=name, is_refused=ask.verdict == "refused", seconds=seconds)
 
 
-def _start(
-    asks: Sequence[_Ask],
-    words: tuple[str, ...],
-    file: str,
-    started: float,
-    seconds: float | None,
-    cpu_seconds: float | None,
-    missed: dict[int, list[tuple[float, str]]],
+def _row(
+    asks: Sequence[_Ask], words: tuple[str, ...], started: float, missed: dict[int, list[tuple[float, str]]]
 ) -> Start:
     cache = asks[0].cache if asks else OTHER
-    reasons = [text for ask in asks[:1] for at, text in missed[ask.number] if at <= started] if missed else []
+    reasons = [text for at, text in missed.get(asks[0].number, ()) if at <= started] if cache == "accel-ops" else []
     return Start(
         cache=cache,
         what=_what(words),
-        compiler=file,
         command=words,
-        is_query=not compiles(words),
-        is_refused=False,
-        reason=reasons[-1] if reasons and cache == "accel-ops" else "",
+        started=started,
         program=next((ask.program for ask in asks if ask.program), ""),
         library=asks[0].library if asks else "",
         stack=asks[0].stack if asks else "",
-        process=0,
-        started=started,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
+        reason=reasons[-1] if reasons else "",
     )
 
 
@@ -210,6 +202,4 @@ def _what(words: Sequence[str]) -> str:
         sources = [os.path.basename(name) for name in names if name.endswith(suffixes) and name not in outputs]
         if sources:
             return ", ".join(sources)
-    if not compiles(words):
-        return " ".join(words[1:3])
     return f"link {os.path.basename(outputs[0])}" if outputs else " ".join(words[1:])[:_MOST_CHARACTERS]
