@@ -28,7 +28,8 @@ _COMMANDS = {
     "new": _Command("op_builder.commands.new", "create a package with a native op of your own"),
     "tune-aio": _Command("op_builder.tune_aio", "find the fastest async_io settings for a disk"),
     "env": _Command("op_builder.commands.compiler_env", "print settings for torch.compile with ziglang"),
-    "run": _Command("op_builder.commands.run", "run a program with torch's cpp_extension on this engine"),
+    "run": _Command("op_builder.commands.run", "run a program on this engine, or list the compilers that it starts"),
+    "caches": _Command("op_builder.commands.caches", "list the caches of JIT compilers, and what moves them"),
     "launch": _Command("accelerator.launch.command_line", "start a program on each accelerator, on one host or many"),
 }
 

@@ -239,6 +239,13 @@ ACCEL_CPP_EXTENSION = _declare(
     False,
     "1 builds what programs pass to torch.utils.cpp_extension.load and load_inline with the engine of accel-ops.",
 )
+ACCEL_COMPILES = _text(
+    "ACCEL_COMPILES",
+    "Internal: set by `accel-ops run --compiles` and op_builder.compiles: their mode, and their ledger's file.",
+)
+LD_PRELOAD = _text(
+    "LD_PRELOAD", "Libraries that the system loads into each process; extended where ACCEL_COMPILES is set."
+)
 ACCEL_JIT = _declare(
     "ACCEL_JIT", _parse_flag, True, "0 forbids compiling when an op is loaded; only prebuilt and cached ops load."
 )
@@ -377,6 +384,11 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
     """
     omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers() if is_for_target else ()))
     return child_environment(**dict.fromkeys(omitted), LC_ALL="C", **changes)
+
+
+def of_another_program(name: str) -> str | None:
+    """The value of a variable that only another program reads, or None if it is unset or empty."""
+    return os.environ.get(name) or None
 
 
 def build_switches() -> dict[str, bool]:

@@ -177,6 +177,10 @@ class CompileError(AccelError, RuntimeError):
         )
 
 
+class CompilerRefused(AccelError, RuntimeError):
+    """A compiler was about to start where ``--compiles raise`` or :mod:`op_builder.compiles` forbids it."""
+
+
 class BuildCancelled(AccelError):
     """A build was cancelled; its compilers were stopped and its files removed."""
 

@@ -31,6 +31,7 @@ from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.plan import BuildPlan
+from op_builder.system import ledger
 from op_builder.system.file_lock import try_lock
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.jobs import JobBudget, job_count
@@ -58,7 +59,8 @@ class BuildOptions:
         force: compile even if the cache has an entry, which is replaced only if it is damaged.
         budget: the compiler jobs that this build shares with others; None: all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
-        on_start: called before anything is compiled; not if another process was faster.
+        on_start: called before anything is compiled, with how the nearest build in the cache differs; not if another
+            process was faster.
         timeout_s: for all compilers together, and for waiting for another process's build; None for
             ``ACCEL_COMPILE_TIMEOUT_S``.
         is_shown: whether the caller shows the progress on a terminal; else a build that takes long logs it.
@@ -68,7 +70,7 @@ class BuildOptions:
     force: bool = False
     budget: JobBudget | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
-    on_start: Callable[[], None] = lambda: None
+    on_start: Callable[[list[str]], object] = lambda reasons: None  # noqa: ARG005
     timeout_s: float | None = None
     is_shown: bool = False
 
@@ -88,7 +90,12 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
-        options.on_start()
+        differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)[1]
+        reasons = differences or [f"the cache contains no '{plan.op}'"]
+        ledger.append("missed", plan.op, "; ".join(reasons))
+        if differences:
+            logger.info("The cached '%s' is not used: %s.", plan.op, "; ".join(reasons))
+        options.on_start(reasons)
         jobs = job_count(plan)
         position = _Position(lambda: [source.label for source in plan.sources])
         with _announced_if_long(plan, jobs, options, position) as options:
@@ -126,7 +133,6 @@ class _Build:
         A file saved during the build may have been read before or after, so its time is checked, and the build
         repeated; the second time, unchanged contents are proof, regardless of file times.
         """
-        self._log_reasons(key)
         before: BuildKey | None = None
         for attempt in range(_ATTEMPTS):
             started_ns = time.time_ns()
@@ -157,14 +163,6 @@ class _Build:
             f"The sources of '{self.plan.op}' changed during each of {_ATTEMPTS} builds.",
             "Load it again when its sources are no longer being written.",
         )
-
-    def _log_reasons(self, key: PlanKey) -> None:
-        """Log how the nearest build in the cache differs."""
-        if logger.isEnabledFor(logging.INFO):
-            entries = self.cache.entries(self.plan.op)
-            reasons = nearest_miss(entries, key, Roots.of(self.plan), self.cache.memo)[1]
-            if reasons:
-                logger.info("The cached '%s' is not used: %s.", self.plan.op, "; ".join(reasons))
 
     def _compile(self, staging: Path, restored: Container[str]) -> BuildCommands:
         """Run the commands, except for the objects in ``restored``; returns all of them."""

@@ -86,20 +86,14 @@ def build_library(
     if toolset is None:
         assert missing_tool is not None
         raise missing_tool
-    from op_builder.cache.compare import nearest_miss
     from op_builder.engine.build import BuildOptions, build
 
-    reasons: list[str] = []
-
-    def note_reasons() -> None:  # not called if another process has built it meanwhile
-        differences = nearest_miss(cache.entries(plan.op), key, roots, cache.memo)[1]
-        reasons.extend(differences or [f"the cache contains no '{plan.op}'"])
-
+    reasons: list[str] = []  # stays empty if another process has built it meanwhile
     options = BuildOptions(
         progress=progress,
         budget=budget,
         cancel=cancel or threading.Event(),
-        on_start=note_reasons,
+        on_start=reasons.extend,
         timeout_s=timeout_s,
         is_shown=progress is not None,
     )

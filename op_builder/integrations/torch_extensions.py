@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 from op_builder import env
 from op_builder.errors import AccelError
+from op_builder.system.after_import import AfterImport
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def on() -> None:
     """
     env.set_for_libraries({env.ACCEL_CPP_EXTENSION.name: "1"})
     if not _is_on():
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _finder)
     module = sys.modules.get(_MODULE)
     if module is not None:
         _replace(module)
@@ -48,7 +47,7 @@ def on() -> None:
 def off() -> None:
     """Undo :func:`on`."""
     env.set_for_libraries({env.ACCEL_CPP_EXTENSION.name: None})
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _finder]
     module = sys.modules.get(_MODULE)
     if module is not None:
         vars(module).update(_replaced)
@@ -78,7 +77,7 @@ def in_place_of_torch() -> Iterator[None]:
 
 
 def _is_on() -> bool:
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    return _finder in sys.meta_path
 
 
 def _replace(module: ModuleType) -> None:
@@ -93,30 +92,4 @@ def _replace(module: ModuleType) -> None:
     logger.info("op_builder.cpp_extension replaces load and load_inline of %s.", _MODULE)
 
 
-class _Finder(MetaPathFinder):
-    """Replaces the functions whenever torch's module is imported or reloaded."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(Loader):
-    """Loads a module as its own loader does, then replaces the functions in it."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _replace(module)
+_finder = AfterImport(_MODULE, _replace)

@@ -1,0 +1,185 @@
+"""``accel-ops caches``: the caches of JIT compilers on this machine, and the variables that move them. Reads only."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from op_builder import env
+from op_builder.cache.eviction import is_on_network
+from op_builder.command_line import run_main
+from op_builder.errors import AccelError
+from op_builder.messages import size_text
+
+
+class JitCache(NamedTuple):
+    """A cache of a JIT compiler.
+
+    Attributes:
+        name: whose it is.
+        variable: names its directory, or the directory that contains it.
+        below: the cache, below the directory that the variable names.
+        default: without the variable. ``{cache}`` is ``$XDG_CACHE_HOME`` or ``~/.cache``. Empty if there are many.
+        copied: what becomes of a copy in another directory, or after a move.
+        is_tested: whether the tests of this project show it; otherwise the documentation of its authors says so.
+    """
+
+    name: str
+    variable: str
+    below: str
+    default: str
+    copied: str
+    is_tested: bool = False
+
+
+# One row each. `tests/system/op_builder/test_caches.py` shows those that are tested, with the releases that it finds.
+CACHES = (
+    JitCache("accel-ops", "ACCEL_CACHE_DIR", "", "{cache}/accel-ops", "hits", True),
+    JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "", "{tmp}/torchinductor_{user}", "hits; see the note", True),
+    JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "", "{cache}/torch_extensions", "compiles again", True),
+    JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "", "{home}/.cache/tvm-ffi", "compiles again", True),
+    JitCache("Triton", "TRITON_CACHE_DIR", "", "{home}/.triton/cache", "hits, but names files of the old place", True),
+    JitCache("Numba", "NUMBA_CACHE_DIR", "", "", "hits for the same sources, by path and time", True),
+    JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "{home}/.cache/flashinfer", "not said"),
+    JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "", "{home}/.deep_gemm", "not said"),
+    JitCache("TileLang", "TILELANG_CACHE_DIR", "", "{home}/.tilelang/cache", "not said"),
+    JitCache("vLLM", "VLLM_CACHE_ROOT", "", "{cache}/vllm", "its torch_compile_cache can be copied to equal machines"),
+    JitCache("CuPy", "CUPY_CACHE_DIR", "", "{home}/.cupy/kernel_cache", "not said"),
+    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "", "{cache}/torch/kernels", "not said"),
+    JitCache("CUDA driver", "CUDA_CACHE_PATH", "", "{home}/.nv/ComputeCache", "for equal drivers and GPUs"),
+    JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "", "{cache}/comgr", "not said"),
+    JitCache("SYCL", "SYCL_CACHE_DIR", "", "{cache}/libsycl_cache", "for equal devices and drivers"),
+    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "", "{cache}/neo_compiler_cache", "not said"),
+    JitCache("ccache", "CCACHE_DIR", "", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR"),
+)
+_NOTE = (
+    "Inductor keeps precompiled headers in its default directory, whatever the variable says; TMPDIR moves them. "
+    "Numba's default is next to each source. '*': tested by accel-ops; the others: what their documentation says."
+)
+
+
+class Found(NamedTuple):
+    """A cache here: where it is or would be, whether it exists, and what is in it."""
+
+    cache: JitCache
+    directory: Path | None
+    is_set: bool
+    size_bytes: int
+    files: int
+    on_network: bool | None
+
+
+def find_caches() -> list[Found]:
+    """All rows of CACHES, for this user and environment."""
+    return [_found(cache) for cache in CACHES]
+
+
+def variables(root: Path) -> dict[str, str]:
+    """The variables that put all caches below one directory."""
+    return {cache.variable: str(root / cache.name.lower().replace(" ", "_").replace("'", "")) for cache in CACHES}
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.caches") -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="List the caches of JIT compilers that exist for this user and environment, with the variables "
+        "that move them, or print the variables that put all of them below one directory. Changes nothing.",
+        epilog='In a shell: eval "$(accel-ops caches env /data/jit)".',
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, of all known caches")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    printed = commands.add_parser("env", help="print the variables that put all caches below ROOT")
+    printed.add_argument("root", metavar="ROOT", type=Path)
+    printed.add_argument("--json", action="store_true", help="print them as JSON")
+    options = parser.parse_args(arguments)
+    if options.command == "env":
+        values = variables(Path(os.path.abspath(options.root)))
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+        print(json.dumps(values, indent=1) if options.json else "\n".join(lines))
+        return 0
+    found = find_caches()
+    if options.json:
+        print(json.dumps([_row(each) for each in found], indent=1))
+    else:
+        _print(found)
+    return 0
+
+
+def _found(cache: JitCache) -> Found:
+    value = env.of_another_program(cache.variable)
+    try:
+        directory = Path(os.path.abspath(value), cache.below) if value else _default(cache.default)
+    except (AccelError, KeyError, OSError):  # this user has no name or no home directory
+        directory = None
+    if directory is None or not directory.is_dir():
+        return Found(cache, directory, bool(value), 0, 0, None)
+    sizes = list(_file_sizes(directory))
+    return Found(cache, directory, bool(value), sum(sizes), len(sizes), is_on_network(directory))
+
+
+def _default(template: str) -> Path | None:
+    if not template:
+        return None
+    home = Path.home()
+    base = env.XDG_CACHE_HOME.get() or home / ".cache"
+    return Path(template.format(home=home, cache=base, tmp=tempfile.gettempdir(), user=getpass.getuser()))
+
+
+def _file_sizes(directory: Path) -> Iterator[int]:
+    for parent, _, names in os.walk(directory):  # passes by what cannot be read
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(parent, name)).st_size
+            except OSError:  # removed meanwhile
+                continue
+
+
+def _row(found: Found) -> dict[str, Any]:
+    return {
+        "name": found.cache.name,
+        "directory": None if found.directory is None else str(found.directory),
+        "exists": found.on_network is not None,
+        "size_bytes": found.size_bytes,
+        "files": found.files,
+        "on_network": found.on_network,
+        "variable": found.cache.variable,
+        "is_set": found.is_set,
+        "copied": found.cache.copied,
+        "is_tested": found.cache.is_tested,
+    }
+
+
+def _print(found: Sequence[Found]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for title in ("cache", "directory", "size", "files", "moved by", "a copy"):
+        table.add_column(title, justify="right" if title in ("size", "files") else "left", overflow="fold")
+    for each in found:
+        if each.on_network is None:
+            continue
+        place = f"{each.directory}{' (network)' if each.on_network else ''}"
+        copied = f"{each.cache.copied}{'*' if each.cache.is_tested else ''}"
+        variable = f"{each.cache.variable}{' (set)' if each.is_set else ''}"
+        row = [each.cache.name, place, size_text(each.size_bytes), f"{each.files:,}", variable, copied]
+        table.add_row(*map(Text, row))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    absent = ", ".join(each.cache.name for each in found if each.on_network is None)
+    console.print(Text(f"{f'Not here: {absent}. ' if absent else ''}{_NOTE}"))
+
+
+if __name__ == "__main__":
+    run_main(main)

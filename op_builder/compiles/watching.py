@@ -1,0 +1,170 @@
+"""Watching a part of this process, or all of it from here on, with the children that it starts."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from op_builder import env
+from op_builder.errors import ArgumentError, CompilerRefused
+from op_builder.system.ledger import mode_and_file
+
+if TYPE_CHECKING:
+    from op_builder.compiles.ledger_rows import Start
+
+logger = logging.getLogger(__name__)
+
+MODES = ("report", "warn", "raise")
+_POLL_S = 0.2
+_LATEST_S = 1.0
+
+
+class Ledger:
+    """What was noted since it was made.
+
+    Args:
+        file: the ledger's file.
+        since: on the clock of ``time.monotonic()``.
+    """
+
+    def __init__(self, file: Path, since: float) -> None:
+        self.file, self.since = file, since
+        self._last: list[Start] | None = None
+
+    def close(self) -> None:
+        """Note nothing more; what was noted can still be read."""
+        self._last = self.starts()
+
+    def starts(self) -> list[Start]:
+        """All compilers by time, those included that only preprocessed or answered a question."""
+        from op_builder.compiles.ledger_rows import read_starts
+
+        if self._last is not None:
+            return self._last
+        return [start for start in read_starts(self.file) if start.started >= self.since]
+
+    def compiled(self) -> list[Start]:
+        """Those that compiled or linked, or were about to."""
+        return [start for start in self.starts() if not start.is_query]
+
+    def table(self) -> str:
+        """For people."""
+        from op_builder.compiles.render import table
+
+        return table(self.starts(), self.since)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs; docs/what_compiles.md explains it."""
+        from op_builder.compiles.render import as_dict
+
+        return as_dict(self.starts(), self.since)
+
+    def write_json(self, file: str | os.PathLike[str], **facts: object) -> None:
+        """Write :meth:`as_dict` and ``facts`` to a file."""
+        Path(file).write_text(json.dumps({**facts, **self.as_dict()}, indent=1) + "\n", encoding="utf-8")
+
+    def follow(self, ended: threading.Event, note: Callable[[str], None]) -> None:
+        """Call ``note`` with one line for each compiler that compiles, soon after its start, until ``ended`` is set."""
+        from op_builder.compiles.render import line
+
+        noted, size, is_last = set(), -1, False
+        while not is_last:
+            is_last = ended.wait(_POLL_S)
+            with suppress(FileNotFoundError):  # removed, as the program ends
+                current = self.file.stat().st_size
+                if current == size and not is_last:
+                    continue
+                size = current
+                for start in self.compiled():
+                    if start.process == 0 and not is_last and time.monotonic() - start.started < _LATEST_S:
+                        size = -1  # read again: the compiler itself has not noted its start yet
+                    elif (start.process, start.started) not in noted:
+                        noted.add((start.process, start.started))
+                        note(line(start))
+
+
+def new_ledger() -> Ledger:
+    """An empty one, for :func:`watched` and ``accel-ops run``."""
+    from op_builder.compiles import recorder
+
+    return Ledger(recorder.new_ledger(), time.monotonic())
+
+
+def watch(mode: str = "warn") -> Ledger:
+    """Watch this process from here to its end, and the children that it starts.
+
+    Args:
+        mode: ``warn`` logs each compiler when it starts; ``raise`` forbids them; ``report`` only keeps the ledger.
+
+    Raises:
+        ArgumentError: the mode is unknown.
+    """
+    with ExitStack() as stack:
+        ledger = stack.enter_context(watched(mode))
+        atexit.register(stack.pop_all().close)
+    return ledger
+
+
+@contextmanager
+def watched(mode: str = "report") -> Iterator[Ledger]:
+    """Watch this process and the children that it starts inside a ``with`` block.
+
+    An inner block has its own mode, and its ledger only what was noted in it; for threads, the latest block counts.
+
+    Args:
+        mode: as for :func:`watch`.
+
+    Raises:
+        ArgumentError: the mode is unknown.
+        CompilerRefused: with ``raise``, a compiler was about to start; at that place, or at the end of the block if the
+            program has caught the error, or if another program, such as ninja, was to start the compiler.
+    """
+    if mode not in MODES:
+        raise ArgumentError(f"The mode is {mode!r}.", f"Use one of {', '.join(MODES)}.")
+    outer, preloaded = env.ACCEL_COMPILES.raw(), env.LD_PRELOAD.raw()
+    kept = mode_and_file()
+    ledger = Ledger(Path(kept[1]), time.monotonic()) if kept is not None else new_ledger()
+    process = os.getpid()
+    ended = threading.Event()
+    follower = threading.Thread(target=ledger.follow, args=(ended, logger.warning), daemon=True)
+    try:
+        env.set_for_libraries({env.ACCEL_COMPILES.name: f"{mode}:{ledger.file}"})
+        from op_builder.compiles import starts
+
+        starts.note()
+        if mode == "warn":
+            follower.start()
+        try:
+            yield ledger
+        except CompilerRefused:
+            raise
+        except Exception as error:  # perhaps of a build whose compiler was refused
+            _require_none_refused(ledger, mode, error)
+            raise
+        _require_none_refused(ledger, mode, None)
+    finally:
+        env.set_for_libraries({env.ACCEL_COMPILES.name: outer, env.LD_PRELOAD.name: preloaded})
+        if os.getpid() == process:  # not a child that was forked in the block
+            ended.set()
+            if follower.is_alive():
+                follower.join()
+            ledger.close()
+            if kept is None:
+                shutil.rmtree(ledger.file.parent, ignore_errors=True)
+
+
+def _require_none_refused(ledger: Ledger, mode: str, cause: Exception | None) -> None:
+    refused = [start for start in ledger.starts() if start.is_refused] if mode == "raise" else []
+    if refused:
+        from op_builder.compiles.render import line
+
+        raise CompilerRefused(f"Compilers that were refused: {len(refused)}. The first: {line(refused[0])}.") from cause

@@ -1,0 +1,91 @@
+"""``accel-ops caches``: where the caches of JIT compilers are, and that the variables move them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder import env
+from op_builder.commands.caches import CACHES, variables
+from tests.support.compilers import needs_gxx
+from tests.support.foreign_package import ROOT, python
+from tests.support.jit_programs import EXTENSION, PARTS, PROGRAM
+
+
+def caches(*words: str, **changes: str | None) -> str:
+    done = python("-m", "op_builder", "caches", *words, **changes)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows(**changes: str | None) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(caches("--json", **changes))}
+
+
+UNSET = dict.fromkeys(cache.variable for cache in CACHES)
+
+
+def test_a_cache_is_found_at_its_default_place_and_where_its_variable_says(tmp_path: Path) -> None:
+    ours = tmp_path / ".cache" / "accel-ops"
+    ours.mkdir(parents=True)
+    (ours / "file").write_bytes(bytes(2048))
+    (tmp_path / "deep" / ".cache" / "flashinfer").mkdir(parents=True)
+    changes = {**UNSET, "HOME": str(tmp_path), "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path)}
+    found = rows(**{**changes, "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "deep")})
+    mine = found["accel-ops"]
+    assert (mine["directory"], mine["size_bytes"], mine["files"]) == (str(ours), 2048, 1)
+    assert (mine["exists"], mine["is_set"], mine["on_network"]) == (True, False, False)
+    assert found["FlashInfer"]["directory"] == str(tmp_path / "deep" / ".cache" / "flashinfer")
+    assert [name for name, row in found.items() if row["exists"]] == ["accel-ops", "FlashInfer"]
+    table = caches(**changes)
+    assert f"{ours}  2 KiB" in table
+    assert "Not here: Inductor, cpp_extension" in table
+
+
+def test_a_user_without_a_home_has_a_list(tmp_path: Path) -> None:
+    assert not rows(**UNSET, HOME="relative", XDG_CACHE_HOME=None, TMPDIR=str(tmp_path))["accel-ops"]["exists"]
+
+
+def test_a_shell_reads_the_variables(tmp_path: Path) -> None:
+    root = tmp_path / "it's a place"
+    command = f'eval "$({shlex.quote(sys.executable)} -m op_builder caches env {shlex.quote(str(root))})"; env -0'
+    environment = env.child_environment(PYTHONPATH=str(ROOT))
+    words = subprocess.run(["sh", "-c", command], env=environment, check=True, capture_output=True).stdout
+    set_variables = dict(word.split("=", 1) for word in os.fsdecode(words).split("\0") if word)
+    expected = variables(root)
+    assert len(set(expected.values())) == len(CACHES)
+    assert set_variables.items() >= expected.items()
+    assert json.loads(caches("env", "--json", str(root))) == expected
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_what_becomes_of_a_copy_is_as_the_table_says(tmp_path: Path, part: str) -> None:
+    cache = next(each for each in CACHES if each.name == PARTS[part])
+    assert cache.is_tested
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "plain.cpp").write_text(EXTENSION)
+    (tmp_path / "tmp").mkdir()
+    # Precompiled headers are not in the cache that the variable names.
+    settings = {"TMPDIR": str(tmp_path / "tmp"), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    command = ("-m", "op_builder", "run", "--compiles")
+
+    def compiles_in(root: Path, mode: str) -> int:
+        changes = {**settings, **variables(root)}
+        return python(*command, mode, "--", "program.py", part, cwd=tmp_path, **changes).returncode
+
+    assert compiles_in(tmp_path / "first", "report") == 0
+    assert compiles_in(tmp_path / "first", "raise") == 0
+    made = {directory.name for directory in (tmp_path / "first").iterdir()}
+    assert Path(variables(tmp_path)[cache.variable]).name in made
+    shutil.copytree(tmp_path / "first", tmp_path / "second", symlinks=True)
+    assert (compiles_in(tmp_path / "second", "raise") == 0) == cache.copied.startswith("hits")
