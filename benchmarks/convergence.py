@@ -74,7 +74,7 @@ class Storage:
 STORAGES = (
     Storage("float32", 32, "float32", "#1f3a5f"),
     Storage("bfloat16, stochastic rounding", 16, "bfloat16", "#3d7068"),
-    Storage("8 bits in blocks", 8 + 32 / QUANT_BLOCK, "8bit", "#f2a65a"),
+    Storage("8 bits in blocks", 8 + 8 / QUANT_BLOCK, "8bit", "#f2a65a"),
     Storage("bfloat16, to nearest", 16, "float32", "#c0392b", NearestAdam),
 )
 
