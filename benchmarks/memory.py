@@ -3,16 +3,12 @@
 A model of linear layers in float32 is trained with a small batch, so that parameters, gradients and
 the states of AdamW take nearly all memory. The peak is that of the process, less what it had before
 it made the model. The time is that of the best iteration. Contenders take turns.
-
-A second table has the steps of 21 M parameters in 160 tensors that FSDP2 splits over two ranks with a thread each: the
-median time, the bytes of a rank's states, and its resident set after a tenth of the steps and after all of them.
 """
 
 from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import Any
 
 from benchmarks import _measure
 from benchmarks._measure import IMAGES, Table, at_most, duration, interleave, requirement_table
@@ -29,29 +25,6 @@ WAYS = (
     "accel-ops, in_backward, 8-bit",
 )
 LAYERS, WIDTH = 48, 2048
-SHARDED_WAYS = ("accel-ops", "accel-ops, 8-bit", "torch foreach", "torch fused")
-SHARDED_PARAMETERS = 80 * (512 * 512 + 512)  # programs/sharded_steps.py
-
-
-def sharded_steps(steps: int) -> tuple[Table, dict[str, list[dict[str, Any]]]]:
-    """The table of steps under FSDP2, and its samples."""
-    program = PROGRAMS / "sharded_steps.py"
-    contenders = {way: partial(run_program, program, way, str(steps)) for way in SHARDED_WAYS}
-    runs: dict[str, list[dict[str, Any]]] = interleave(contenders, 1, "steps under FSDP2", warm_ups=0)
-    rows = []
-    for way, (run,) in runs.items():
-        early, late = (f"{size / 2**20:,.0f} MiB" for size in run["resident"])
-        of_one = run["states"] / (SHARDED_PARAMETERS / 2)
-        rows.append([way, duration(run["seconds"]), f"{of_one:.2f}", early, late])
-    columns = (
-        "optimizer",
-        "a step",
-        "bytes of states per parameter",
-        f"resident after {steps // 10} steps",
-        f"{steps}",
-    )
-    title = f"FSDP2 on two ranks, {SHARDED_PARAMETERS / 1e6:.0f} M float32 parameters in 160 tensors"
-    return Table(title, columns, rows), runs
 
 
 def main() -> None:
@@ -63,7 +36,6 @@ def main() -> None:
     threshold = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     contenders = {way: partial(run_program, program, way, str(LAYERS), str(width), **threshold) for way in WAYS}
     runs = interleave(contenders, turns, "training", warm_ups=0)
-    sharded_table, sharded_runs = sharded_steps(100 if arguments.quick else 1000)
     parameters = LAYERS * width**2
     per_parameter = {way: statistics.median(run["bytes"] for run in found) / parameters for way, found in runs.items()}
     rows = [
@@ -91,9 +63,8 @@ def main() -> None:
                 at_most("bytes with bfloat16 gradients", per_parameter["accel-ops, bfloat16 gradients"], 14.5),
             ]
         ),
-        sharded_table,
     ]
-    _measure.report("memory", arguments, machine, tables, {"training": runs, "FSDP2": sharded_runs})
+    _measure.report("memory", arguments, machine, tables, runs)
     if arguments.write:
         groups = {way: {"peak": of_one} for way, of_one in per_parameter.items()}
         _measure.draw_bars(PICTURE, "Peak memory of training with AdamW", "bytes per float32 parameter", groups)
