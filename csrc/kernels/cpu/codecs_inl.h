@@ -103,7 +103,7 @@ struct StochasticBFloat16 {
 // The scale is the smallest power of two with which the block's largest magnitude has a place, stored as the exponent
 // of that float. So codes stand for the same values from step to step, and a value that does not change is not rounded
 // again: the deviation of a moment in many steps is 0.6 times that with a scale of 24 bits and one bit of the fraction
-// less (benchmarks/RESULTS.md).
+// less (docs/internals/measurements.md).
 //
 // A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
 // that is not finite, or above 1.6e38, makes the whole block NaN. A block whose values are all below 1.1e-38 counts as
