@@ -4,7 +4,8 @@ The first task is the character model of examples/train_characters on Python's s
 library, the second a small network fitted to a smooth function, whose gradients fall by
 orders of magnitude. Every contender starts from the same parameters and sees the same
 batches, for several seeds. Contenders differ in how they store the moments: the choices of
-CPUAdam(states=...) and, as a control, bfloat16 rounded to nearest. beta2 is 0.999, so a step
+CPUAdam(states=...), as a control bfloat16 rounded to nearest, and the 8-bit AdamW of bitsandbytes and torchao where
+they are installed. beta2 is 0.999, so a step
 changes the second moment by a thousandth: less than half of bfloat16's last place, which
 rounding to nearest loses.
 """
@@ -12,6 +13,8 @@ rounding to nearest loses.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -56,6 +59,7 @@ class Storage:
     Attributes:
         bits: of one moment of one parameter, with its share of a block's scale.
         states: the argument of ``optimizer``.
+        peer: the module of an ``AdamW8bit`` to use instead.
     """
 
     name: str
@@ -63,19 +67,30 @@ class Storage:
     states: str
     color: str
     optimizer: type[CPUAdam] = CPUAdam
+    peer: str = ""
 
     def make_optimizer(
         self, params: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0, seed: int
-    ) -> CPUAdam:
+    ) -> Optimizer:
         """The optimizer with this storage; ``seed`` is for stochastic rounding."""
+        if self.peer:
+            made: Optimizer = importlib.import_module(self.peer).AdamW8bit(
+                params, lr=lr, betas=BETAS, weight_decay=weight_decay
+            )
+            return made
         return self.optimizer(params, lr, betas=BETAS, weight_decay=weight_decay, states=self.states, seed=seed)
 
 
 STORAGES = (
     Storage("float32", 32, "float32", "#1f3a5f"),
     Storage("bfloat16, stochastic rounding", 16, "bfloat16", "#3d7068"),
-    Storage("8 bits in blocks", 8 + 32 / QUANT_BLOCK, "8bit", "#f2a65a"),
+    Storage("8 bits in blocks", 8 + 8 / QUANT_BLOCK, "8bit", "#f2a65a"),
     Storage("bfloat16, to nearest", 16, "float32", "#c0392b", NearestAdam),
+    *(
+        Storage(f"8 bits, {name}", 8.125, "", color, peer=f"{name}.optim")
+        for name, color in (("bitsandbytes", "#8e6c8a"), ("torchao", "#7f8c8d"))
+        if importlib.util.find_spec(name) is not None
+    ),
 )
 
 

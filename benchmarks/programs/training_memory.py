@@ -76,4 +76,5 @@ def main():
     print(json.dumps({"bytes": resident("VmHWM") - before, "seconds": min(seconds)}))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,7 @@ void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states
     accel::refuse("An update with lr * weight_decay = 1 cannot be undone: it keeps nothing of the old parameter.",
                   "Keep a copy of the tensors instead.");
   }
-  const accel::TensorLists lists{std::move(params), std::move(grads), std::move(states), {}, {}};
+  const accel::TensorLists lists{std::move(params), std::move(grads), std::move(states), {}};
   const accel::PassArguments arguments{grad_scale, false, false, 0, accel::checked_isa(isa)};
   AdamOps::run(AdamOps::check(lists, arguments, find_rollback), options, {static_cast<double>(step)}, arguments);
 }

@@ -121,7 +121,7 @@ class FusedOps {
     if (params.empty()) {
       return;
     }
-    const TensorLists lists{std::move(params), std::move(grads), std::move(states), {}, {}};
+    const TensorLists lists{std::move(params), std::move(grads), std::move(states), {}};
     const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
     Runner::run(Runner::check(lists, steps, arguments.isa),
                 {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
@@ -152,7 +152,7 @@ class FusedOps {
       refuse("The list has no parameters.", "Prepare a list with parameters.");
     }
     auto prepared = std::make_shared<Prepared>();
-    prepared->lists = {std::move(params), std::move(grads), std::move(states), {}, {}};
+    prepared->lists = {std::move(params), std::move(grads), std::move(states), {}};
     prepared->steps = std::move(steps);
     return Lists::add(std::move(prepared));
   }

@@ -77,16 +77,15 @@ class HostOptimizer {
     Ops all = Lists::ops();
     all.insert(
         all.end(),
-        {{"update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
-          "Tensor(e!)[] copies, int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, "
-          "int seed, str isa, int[] places=[]) -> ()",
-          ACCEL_BOX_TRACED(&update)},
-         {"update.numbers(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
-          "Tensor(e!)[] copies, Tensor numbers, bool zero_grads, bool stochastic, int seed, str isa, "
+        {{"update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] copies, "
+          "int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, str isa, "
           "int[] places=[]) -> ()",
+          ACCEL_BOX_TRACED(&update)},
+         {"update.numbers(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] copies, "
+          "Tensor numbers, bool zero_grads, bool stochastic, int seed, str isa, int[] places=[]) -> ()",
           ACCEL_BOX_TRACED(&update_by_numbers)},
-         {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
-          "Tensor[] steps, int[] places=[]) -> int",
+         {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] copies, Tensor[] steps, "
+          "int[] places=[]) -> int",
           ACCEL_BOX_TRACED(&prepare)},
          {"update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
           "str isa) -> ()",
@@ -108,7 +107,7 @@ class HostOptimizer {
     }
     if (is_missing) {
       refuse(std::string(Optimizer::kName) + " does not support states in bytes or with stochastic rounding.",
-             "Pass states of float32 or of the parameter's type, no scales, and stochastic=False.");
+             "Pass states of float32 or of the parameter's type, and stochastic=False.");
     }
     return kernel;
   }
@@ -118,9 +117,6 @@ class HostOptimizer {
   static CheckedList<Kernel> check(const TensorLists& lists, const PassArguments& arguments, const Find& find_kernel) {
     lists.require_length(lists.grads, 1, "grad");
     lists.require_length(lists.states, kStates, "state");
-    if (!lists.scales.empty()) {
-      lists.require_length(lists.scales, kStates, "scale");
-    }
     if (!lists.copies.empty()) {
       lists.require_length(lists.copies, 1, "copy");
     }
@@ -219,21 +215,21 @@ class HostOptimizer {
 
   using Lists = PreparedLists<Prepared>;
 
-  static void update(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies, std::int64_t step,
+  static void update(Tensors params, Tensors grads, Tensors states, Tensors copies, std::int64_t step,
                      std::vector<double> options, double grad_scale, bool zero_grads, bool stochastic,
                      std::int64_t seed, std::string isa, std::vector<std::int64_t> places) {
     if (step < 1) {
       refuse("step is " + std::to_string(step) + "; steps count from 1.", "Pass the number of this update.");
     }
-    const TensorLists lists{std::move(params), std::move(grads),  std::move(states),
-                            std::move(scales), std::move(copies), std::move(places)};
+    const TensorLists lists{std::move(params), std::move(grads), std::move(states), std::move(copies),
+                            std::move(places)};
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     run(check(lists, arguments, find), options, {static_cast<double>(step)}, arguments);
   }
 
   // The same for a traced graph, which would be compiled again for each new step or learning rate: step, grad_scale and
   // options come in a tensor of float64.
-  static void update_by_numbers(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
+  static void update_by_numbers(Tensors params, Tensors grads, Tensors states, Tensors copies,
                                 Tensor numbers, bool zero_grads, bool stochastic, std::int64_t seed, std::string isa,
                                 std::vector<std::int64_t> places) {
     constexpr std::size_t kBefore = 2;
@@ -249,16 +245,15 @@ class HostOptimizer {
     if (!(std::fabs(step) <= kLastStep && std::floor(step) == step)) {
       refuse("step is " + std::to_string(step) + ", which is not a whole number.", "Pass the number of this update.");
     }
-    update(std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies),
+    update(std::move(params), std::move(grads), std::move(states), std::move(copies),
            static_cast<std::int64_t>(step), {values + kBefore, values + kCount}, values[1], zero_grads, stochastic,
            seed, std::move(isa), std::move(places));
   }
 
-  static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
+  static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors copies,
                               Tensors steps, std::vector<std::int64_t> places) {
     auto prepared = std::make_shared<Prepared>();
-    prepared->lists = {std::move(params), std::move(grads),  std::move(states),
-                       std::move(scales), std::move(copies), std::move(places)};
+    prepared->lists = {std::move(params), std::move(grads), std::move(states), std::move(copies), std::move(places)};
     prepared->lists.require_places();
     prepared->lists.require_length(steps, 1, "step");
     prepared->steps = std::move(steps);

@@ -90,14 +90,12 @@ void check_each(std::size_t count, const Check& check) {
   }
 }
 
-// The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
-// `scales` and `copies` may be empty. A parameter's random bits depend on its number in `places`, or on its index if
-// that is empty.
+// The tensors of one update. `states` holds all of the first state, then all of the second; `copies` may be empty.
+// A parameter's random bits depend on its number in `places`, or on its index if that is empty.
 struct TensorLists {
   Tensors params;
   Tensors grads;
   Tensors states;
-  Tensors scales;
   Tensors copies;
   std::vector<std::int64_t> places = {};
 
@@ -116,22 +114,25 @@ struct TensorLists {
   }
 };
 
-// Bytes of an element of a state.
-inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
+// Bytes of an 8-bit state: the codes, then the scales.
+inline std::int64_t packed_bytes(std::int64_t numel) {
+  return numel + (numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock;
+}
+
+// Bytes of a state.
+inline std::int64_t state_bytes(const cpu::StoredTypes& types, std::int64_t numel) {
   switch (types.state) {
     case cpu::StateStorage::float32:
-      return 4;
+      return 4 * numel;
     case cpu::StateStorage::as_param:
-      return size_bytes(types.param);
+      return size_bytes(types.param) * numel;
     case cpu::StateStorage::stochastic_bfloat16:
-      return 2;
+      return 2 * numel;
     case cpu::StateStorage::blockwise_8bit:
-      return 1;
+      return packed_bytes(numel);
   }
   return 0;
 }
-
-inline std::int64_t scale_count(std::int64_t numel) { return (numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock; }
 
 // Calls visit(address, bytes, role, is_grad) for the memory of an item's tensors, null where it lacks one.
 template <std::size_t kStates, class Visit>
@@ -140,8 +141,7 @@ void for_each_tensor(const UpdateItem& item, const std::array<const char*, kStat
   visit(tensors.param, item.numel * size_bytes(item.types.param), "param", false);
   visit(tensors.grad, item.numel * size_bytes(tensors.grad_type), "grad", true);
   for (std::size_t k = 0; k < kStates; ++k) {
-    visit(tensors.states[k], item.numel * state_element_bytes(item.types), state_roles[k], false);
-    visit(tensors.scales[k], 4 * scale_count(item.numel), "scale", false);
+    visit(tensors.states[k], state_bytes(item.types, item.numel), state_roles[k], false);
   }
   visit(tensors.copy, item.numel * size_bytes(tensors.copy_type), "copy", false);
 }
@@ -149,7 +149,7 @@ void for_each_tensor(const UpdateItem& item, const std::array<const char*, kStat
 // Refuses an item whose tensors share memory.
 template <std::size_t kStates>
 void require_apart(const UpdateItem& item, std::size_t index, const std::array<const char*, kStates>& state_roles) {
-  OwnRanges<3 + 2 * kStates> ranges(index);
+  OwnRanges<3 + kStates> ranges(index);
   for_each_tensor(item, state_roles,
                   [&](const void* data, std::int64_t bytes, const char* role, bool) { ranges.add(data, bytes, role); });
 }
@@ -191,11 +191,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     const Argument argument{roles[k], index};
     cpu::StateStorage storage = cpu::StateStorage::float32;
     HostMemory state;
-    if (!lists.scales.empty()) {
-      if (tensor.scalar_type() != ScalarType::Byte) {
-        refuse(argument.text() + " is of type " + tensor.type_name() + "; states with scales are bytes.",
-               "Pass uint8 tensors, or no scales.");
-      }
+    if (tensor.scalar_type() == ScalarType::Byte) {
       storage = cpu::StateStorage::blockwise_8bit;
       state = dense_memory(tensor, argument, 1, require_place);
     } else {
@@ -219,18 +215,11 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
                  " are of different types; they must be of one.",
              "Convert one of them.");
     }
-    require_elements(state.numel, argument, param.numel, param.numel);
+    const bool is_packed = storage == cpu::StateStorage::blockwise_8bit;
+    require_elements(state.numel, argument, is_packed ? packed_bytes(param.numel) : param.numel, param.numel);
     item.types.state = storage;
     item.tensors.states[k] = state.data;
-    if (!lists.scales.empty()) {
-      const HostTensor scale = float_memory(lists.scales[k * count + index], {"scale", index}, require_place);
-      if (scale.dtype != DType::float32) {
-        refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is required.",
-               "Convert it, for example x.float().");
-      }
-      require_elements(scale.numel, {"scale", index}, scale_count(param.numel), param.numel);
-      item.tensors.scales[k] = reinterpret_cast<float*>(scale.data);
-    }
+    item.tensors.scales[k] = is_packed ? reinterpret_cast<std::uint8_t*>(state.data) + param.numel : nullptr;
   }
   if (!lists.copies.empty()) {
     const HostTensor copy = float_memory(lists.copies[index], {"copy", index}, require_place);

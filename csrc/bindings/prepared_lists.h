@@ -138,7 +138,7 @@ struct PreparedList {
     if (must_check_all || !watched.are_unchanged()) {
       watched.clear();
       check_all();
-      watched.watch({&lists.params, &lists.states, &lists.scales, &lists.copies, &steps});
+      watched.watch({&lists.params, &lists.states, &lists.copies, &steps});
     } else if (!watched_grads.are_unchanged()) {
       watched_grads.clear();
       check_grads();

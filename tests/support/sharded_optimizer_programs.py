@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from op_builder import ops
 from op_builder.errors import OpArgumentError
@@ -41,6 +44,14 @@ class Layer(nn.Module):
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(Layer(), Layer(), nn.Linear(WIDTH, 1, bias=False))
+
+
+def plain(_size: int, model: nn.Module) -> nn.Module:
+    return model
+
+
+def ddp(_size: int, model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
 
 
 def fsdp2(_size: int, model: nn.Module) -> nn.Module:
@@ -78,7 +89,8 @@ def frozen(size: int, model: nn.Module) -> nn.Module:
 
 
 WAYS: dict[str, Callable[[int, nn.Module], nn.Module]] = {
-    "fsdp2": fsdp2, "hybrid": hybrid, "tensor parallel": tensor_parallel, "both": both, "frozen": frozen,
+    "plain": plain, "ddp": ddp, "fsdp2": fsdp2, "hybrid": hybrid, "tensor parallel": tensor_parallel, "both": both,
+    "frozen": frozen,
 }  # fmt: skip
 
 
@@ -135,8 +147,8 @@ def losses(rank: int, size: int, directory: str, kinds: list[str]) -> list[list[
         for name, options, (peer, peer_options, clip), ways in CASES:
             states = options.get("states")
             for way in (one for one in ways if one in kinds):
-                plain = frozen(1, network()) if way == "frozen" else network()
-                expected = train(plain, make(peer, plain.parameters(), peer_options), clip=clip)
+                whole = frozen(1, network()) if way == "frozen" else network()
+                expected = train(whole, make(peer, whole.parameters(), peer_options), clip=clip)
                 model = WAYS[way](size, network())
                 optimizer = make(name, model.parameters(), options)
                 results.append(train(model, optimizer))
@@ -149,25 +161,44 @@ def losses(rank: int, size: int, directory: str, kinds: list[str]) -> list[list[
     return results
 
 
-def resume(
-    rank: int, size: int, directory: str, way: str, options: dict[str, Any], old: str | None, new: str | None
-) -> list[float]:
-    """Load a checkpoint if there is one, train, save, and train on; the losses of all steps."""
+def _checkpoint(model: nn.Module, optimizer: Any, flat: bool, directory: str, *, load: bool) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    if load:
+        dcp.load(state, checkpoint_id=directory)
+        set_state_dict(
+            model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options
+        )
+    else:
+        dcp.save(state, checkpoint_id=directory)
+
+
+def save(rank: int, size: int, directory: str, ways: list[str], options: dict[str, Any], place: str) -> list[Any]:
+    """Train three steps each way, save a checkpoint, flattened and not, and train on; the losses of the later steps."""
+    found = []
     with ranks(rank, size, directory):
-        model = WAYS[way](size, network())
-        optimizer = make("CPUAdam", model.parameters(), options)
-        first = 0
-        if old is not None:
-            model_state, optimizer_state = get_state_dict(model, optimizer)
-            dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=old)
-            set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
-            first = 3
-        found = train(model, optimizer, 3, first=first)
-        if new is not None:
-            model_state, optimizer_state = get_state_dict(model, optimizer)
-            dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=new)
-            found += train(model, optimizer, 3, first=3)
-        del model, optimizer
+        for way in ways:
+            model = WAYS[way](size, network())
+            optimizer = make("CPUAdam", model.parameters(), options)
+            train(model, optimizer, 3)
+            for flat in (False, True):
+                _checkpoint(model, optimizer, flat, f"{place}/{way} on {size}, flat {flat}", load=False)
+            found.append(train(model, optimizer, 3, first=3))
+            del model, optimizer
+    return found
+
+
+def resume(rank: int, size: int, directory: str, ways: list[str], options: dict[str, Any], place: str) -> list[Any]:
+    """Load each checkpoint of ``place`` each way and train on; the losses."""
+    found = []
+    with ranks(rank, size, directory):
+        for way, saved in itertools.product(ways, sorted(Path(place).iterdir())):
+            model = WAYS[way](size, network())
+            optimizer = make("CPUAdam", model.parameters(), options)
+            _checkpoint(model, optimizer, saved.name.endswith("True"), str(saved), load=True)
+            found.append(train(model, optimizer, 3, first=3))
+            del model, optimizer
     return found
 
 

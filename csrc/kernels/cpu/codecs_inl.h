@@ -6,6 +6,7 @@
 //   static constexpr bool kScaled;     // whether a block has a scale
 //   using Codes = ...;                 // those of a group, of kGroup vectors
 //   static Codes load_codes(const Element*);
+//   static F32 scale(std::uint8_t);                           // of a block, as it is stored
 //   template <bool kNonNegative, int kPair>                   // whether the state is never negative; which two vectors
 //   static void decode(Codes, F32 scale, F32* pair);
 //   template <bool kNonNegative, int kState>                  // states have random bits of their own
@@ -14,7 +15,7 @@
 //   template <bool kNonNegative>
 //   static void see(U32& largest, F32 value);                 // of all values of a block, then
 //   template <bool kNonNegative>
-//   static F32 factor(U32 largest, float* scale);             // the scale to keep, and encode's factor
+//   static F32 factor(U32 largest, std::uint8_t* scale);      // the scale to keep, and encode's factor
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
@@ -33,7 +34,7 @@ ACCEL_INLINE U32 lane_numbers() {
 // Random bits that depend on key and position alone, for the vectors of a block one after another. Each block has a key
 // of its own. Within it a Weyl sequence that begins at one half of the key goes through an xorshift, the other half and
 // a multiplication (as in Wellons' 32-bit hashes, 2018). The last bits of a product are its worst ones: none of the
-// lowest four is used in 8 bits.
+// lowest three is used in 8 bits.
 class RandomBits {
  public:
   // For the block that begins at this element.
@@ -92,25 +93,32 @@ struct StochasticBFloat16 {
 };
 
 // 8 bits, on a scale that is linear at zero and logarithmic far from it. A value's place is its magnitude, divided by
-// the block's scale, plus kZero; a code is the part of that float where places differ: the lower 4 bits of the
-// exponent, or 5 where there is no sign, and the first 3 of the fraction. So code 0 is zero, with a sign or without it;
-// the next ones are kZero / 8 apart, which is 2^-18 or without a sign 2^-34, and then an eighth to a sixteenth of what
-// they stand for. The largest place is 15/8: the scale maps the block's largest magnitude to it. Between two codes a
-// value becomes the upper one with the probability of its distance from the lower one: random bits 4 to 19 are added to
-// the place, and what is below the code is cut off. (The second state's are bits 16 to 31: four bits that are the first
-// of one and the last of the other.)
+// the block's scale, plus kZero; a code is the part of that float where places differ: the lower 3 bits of the
+// exponent, or 4 where there is no sign, and the first 4 of the fraction. So code 0 is zero, with a sign or without it;
+// the next ones are kZero / 16 apart, which is 2^-11 or without a sign 2^-19, and then a sixteenth to a 32nd of what
+// they stand for. The largest place is 31/16. Between two codes a value becomes the upper one with the probability of
+// its distance from the lower one: random bits 3 to 18 are added to the place, and what is below the code is cut off.
+// (The second state's are bits 16 to 31: three bits that are the first of one and the last of the other.)
+//
+// The scale is the smallest power of two with which the block's largest magnitude has a place, stored as the exponent
+// of that float. So codes stand for the same values from step to step, and a value that does not change is not rounded
+// again: the deviation of a moment in many steps is 0.6 times that with a scale of 24 bits and one bit of the fraction
+// less (docs/internals/measurements.md).
 //
 // A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
-// that is not finite makes the whole block NaN. A block counts as zero whose scale would be below kLeastScale, with
-// which code 1 is float's smallest number. So a second moment is lost after all in a block where it is below 4.5e-35
-// everywhere, in the first steps of Adam where all gradients are below 2e-16. With an eps of 1e-15 that does not
-// matter.
+// that is not finite, or above 1.6e38, makes the whole block NaN. A block whose values are all below 1.1e-38 counts as
+// zero. So a second moment is lost after all in the first steps of Adam where all gradients are below 3e-18. With an
+// eps of 1e-15 that does not matter.
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
   using Codes = Bytes;
 
   static ACCEL_INLINE Codes load_codes(const std::uint8_t* codes) { return in_lanes(load_bits<Bytes>(codes)); }
+
+  static ACCEL_INLINE F32 scale(std::uint8_t exponent) {
+    return (F32)broadcast_bits(exponent == kNotFinite ? 0x7fc00000u : static_cast<std::uint32_t>(exponent) << 23);
+  }
 
   template <bool kNonNegative, int kPair>
   static ACCEL_INLINE void decode(Codes codes, F32 scale, F32* pair) {
@@ -133,24 +141,17 @@ struct Blockwise8Bit {
   }
 
   template <bool kNonNegative>
-  static ACCEL_INLINE F32 factor(U32 largest, float* scale) {
-    constexpr float kLargest = 1.875f - kZero<kNonNegative>;
+  static ACCEL_INLINE F32 factor(U32 largest, std::uint8_t* scale) {
+    // The fraction of the largest magnitude that fits, 31/16 - kZero: a larger one carries into the exponent.
+    constexpr std::uint32_t kFraction = 0x780000u - (1u << (23 + kZeroExponent<kNonNegative>));
     std::uint32_t bits = 0;
     for (int i = 0; i < kLanes; ++i) {
       bits = largest[i] > bits ? largest[i] : bits;
     }
-    float most;
-    __builtin_memcpy(&most, &bits, sizeof(most));
-    if (bits >= 0x7f800000u) {
-      *scale = __builtin_nanf("");
-      return F32{};
-    }
-    if (most < kLeastScale<kNonNegative> * kLargest) {
-      *scale = 0.0f;
-      return F32{};
-    }
-    *scale = most / kLargest;
-    return broadcast(kLargest / most);
+    const std::uint32_t exponent = (bits + (0x7fffffu - kFraction)) >> 23;
+    const bool is_finite = exponent < 254;
+    *scale = static_cast<std::uint8_t>(is_finite ? exponent : kNotFinite);
+    return (F32)broadcast_bits(is_finite && exponent > 0 ? (254 - exponent) << 23 : 0u);
   }
 
   template <bool kNonNegative, int kState>
@@ -160,9 +161,7 @@ struct Blockwise8Bit {
     for_each<kGroup>([&](auto j) ACCEL_LAMBDA {
       const F32 place =
           multiply_add((F32)magnitude_of<kNonNegative>(values[j.value]), factor, broadcast(kZero<kNonNegative>));
-      const U32 bits = (kState == 0 ? random[j.value] : random[j.value] >> 12) & 0xffff0u;
-      // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next
-      // code.
+      const U32 bits = (kState == 0 ? random[j.value] : random[j.value] >> 13) & 0x7fff8u;
       code[j.value] = ((U32)place + bits) >> kDroppedBits;
     });
     constexpr std::uint16_t kMask = kNonNegative ? 0xff : 0x7f;
@@ -178,14 +177,15 @@ struct Blockwise8Bit {
   }
 
  private:
-  static constexpr int kDroppedBits = 20;  // of a float's fraction of 23
+  static constexpr int kDroppedBits = 19;  // of a float's fraction of 23
+  static constexpr std::uint8_t kNotFinite = 255;
   static constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
   template <bool kNonNegative>
-  static constexpr float kZero = kNonNegative ? 0x1p-31f : 0x1p-15f;
+  static constexpr int kZeroExponent = kNonNegative ? -15 : -7;
   template <bool kNonNegative>
-  static constexpr float kLeastScale = kNonNegative ? 0x1p-115f : 0x1p-126f;
+  static constexpr float kZero = kNonNegative ? 0x1p-15f : 0x1p-7f;
   template <bool kNonNegative>
-  static constexpr std::uint32_t kZeroBits = kNonNegative ? 0x30000000u : 0x38000000u;  // of the float kZero
+  static constexpr std::uint32_t kZeroBits = (127 + kZeroExponent<kNonNegative>) << 23;  // of the float kZero
 
   template <bool kNonNegative>
   static ACCEL_INLINE U32 magnitude_of(F32 value) {

@@ -15,7 +15,7 @@ constexpr int kMaxStates = 3;
 // How a state is stored. Arithmetic is always in float32.
 //   float32, as_param     plain values, rounded to nearest even when stored
 //   stochastic_bfloat16   bfloat16, rounded up or down at random so that the mean is exact
-//   blockwise_8bit        one byte an element, a float32 scale for each kQuantBlock elements (Dettmers
+//   blockwise_8bit        one byte an element, then one for the scale of each kQuantBlock elements (after Dettmers
 //                         et al., 2022, arXiv:2110.02861, with stochastic rounding); see codecs_inl.h
 enum class StateStorage : std::uint8_t { float32, as_param, stochastic_bfloat16, blockwise_8bit };
 
@@ -34,8 +34,8 @@ struct OptimizerTensors {
   void* param;
   void* grad;  // written only where gradients are zeroed
   void* states[kMaxStates];
-  float* scales[kMaxStates];  // one for each kQuantBlock elements begun; only for blockwise_8bit
-  void* copy;                 // null, or where the new parameter is also written, as `copy_type`
+  std::uint8_t* scales[kMaxStates];  // one for each kQuantBlock elements begun; only for blockwise_8bit
+  void* copy;                        // null, or where the new parameter is also written, as `copy_type`
   DType grad_type;
   DType copy_type;
 };

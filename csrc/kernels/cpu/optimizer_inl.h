@@ -183,7 +183,7 @@ template <class Formula, class Codec>
 __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, float* param,
                                                    const float* grad,
                                                    typename Codec::Element* const (&codes)[Formula::kStates],
-                                                   float* const (&scales)[Formula::kStates],
+                                                   std::uint8_t* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
   static_assert(Formula::kStates <= 2);  // an element has 32 random bits, 16 for each state
   constexpr int kStates = Formula::kStates;
@@ -198,7 +198,7 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
   for_each<kStates>([&](auto k) ACCEL_LAMBDA {
     code[k.value] = codes[k.value];
     if constexpr (Codec::kScaled) {
-      scale[k.value] = broadcast(*scales[k.value]);
+      scale[k.value] = Codec::scale(*scales[k.value]);
     }
   });
   for (int i = 0; i < kQuantBlock; i += kStep) {
@@ -269,7 +269,7 @@ template <class Formula, class Codec, class P>
 void update_padded_block(const Formula& formula, F32 grad_scale, P* param, const OptimizerTensors& tensors,
                          std::int64_t begin, std::int64_t count,
                          typename Codec::Element* const (&codes)[Formula::kStates],
-                         float* const (&scales)[Formula::kStates], const RandomBits& random) {
+                         std::uint8_t* const (&scales)[Formula::kStates], const RandomBits& random) {
   using Element = typename Codec::Element;
   constexpr int kStates = Formula::kStates;
   alignas(64) float params[kQuantBlock] = {};
@@ -303,7 +303,7 @@ void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int
     const RandomBits random(pass.random_key, at);
     P* const param = static_cast<P*>(tensors.param) + at;
     typename Codec::Element* codes[kStates];
-    float* scales[kStates];
+    std::uint8_t* scales[kStates];
     for (int k = 0; k < kStates; ++k) {
       codes[k] = static_cast<typename Codec::Element*>(tensors.states[k]) + at;
       scales[k] = Codec::kScaled ? tensors.scales[k] + at / kQuantBlock : nullptr;

@@ -14,7 +14,6 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import require_memory
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.sharding import is_dtensor, is_split, local_of, sharding_of
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -78,26 +77,24 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
 
 
 def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, states: Iterable[str]) -> None:
-    """Raise an OpArgumentError if a state, packed or not, has another shape than the parameter."""
-    local = local_of(param)
-    blocks = (-(-local.numel() // QUANT_BLOCK),)
-    for state in states:
-        codes, scales = packed_states.names(state)
-        for name, expected in ((state, tuple(param.shape)), (codes, tuple(local.shape)), (scales, blocks)):
-            value = entry.get(name)
-            if value is not None and getattr(value, "shape", None) != expected:
-                found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
-                raise OpArgumentError(
-                    f"{what} has {name} of {found}; shape {expected} is required.",
-                    "Load the state of the same parameters in the same order. If you resized the parameter, delete its "
-                    "state: del optimizer.state[p].",
-                )
-            if isinstance(value, torch.Tensor):
-                require_memory(f"{what} has {name}, which", local_of(value))
-        value = entry.get(state)
-        if isinstance(value, torch.Tensor) and (sharding_of(value) is None) != (sharding_of(param) is None):
+    """Raise an OpArgumentError if a state has another shape than the parameter or, in 8 bits, another length."""
+    for name in states:
+        value = entry.get(name)
+        is_packed = packed_states.is_packed(value)
+        expected = (packed_states.packed_length(local_of(param).numel()),) if is_packed else tuple(param.shape)
+        if value is not None and getattr(value, "shape", None) != expected:
+            found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
             raise OpArgumentError(
-                f"{what} has {state} of type {type(value).__name__}; the parameter is of type {type(param).__name__}.",
+                f"{what} has {name} of {found}; shape {expected} is required.",
+                "Load the state of the same parameters in the same order. If you resized the parameter, delete its "
+                "state: del optimizer.state[p].",
+            )
+        if not isinstance(value, torch.Tensor):
+            continue
+        require_memory(f"{what} has {name}, which", local_of(value))
+        if not is_packed and is_dtensor(value) != is_dtensor(param):
+            raise OpArgumentError(
+                f"{what} has {name} of type {type(value).__name__}; the parameter is of type {type(param).__name__}.",
                 "Load it by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict(), which distributes it "
                 "as the model is.",
             )

@@ -67,7 +67,7 @@ class CPUAdagrad(HostOptimizer):
             for param in group["params"]:
                 self.state_of(param, group)
 
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         return ("sum",)  # torch.optim.Adagrad's name for it
 
     def _first_value(self, _name: str, group: Mapping[str, Any]) -> float:

@@ -70,7 +70,7 @@ class CPUSGD(HostOptimizer):
         check_nesterov(group)
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        check_shapes(what, entry, param, self._states_of(group))  # torch.optim.SGD's state has a buffer at most
+        check_shapes(what, entry, param, self.states_of(group))  # torch.optim.SGD's state has a buffer at most
 
     def _after_update(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
         if group["momentum"] == 0:  # a later momentum starts with a new buffer, as in torch

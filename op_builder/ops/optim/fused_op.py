@@ -74,7 +74,7 @@ class FusedOp(NativeOp):
         Under torch.compile step and learning rate may change without another graph; the rate is rounded to float32.
 
         Args:
-            tensors: all on one device, without scales and copies; no tensor may appear twice.
+            tensors: all on one device, without copies; no tensor may appear twice.
             options: as in ``self.options``; their values are not checked.
             step: the number of this update, from 1; or the number of updates done so far, tensors of one float32
                 on the same device, one for each parameter or one for all, which advance unless the update is skipped.
@@ -98,14 +98,14 @@ class FusedOp(NativeOp):
         for role, given in zip(("lr", "noop_flag", "grad_scale", "found_inf"), control.tensors(), strict=True):
             if device is not None and given is not None and not self._fits(given, device):
                 raise self._unfit(role, given, device)
-        params, grads, states, _, _ = tensors.positional()
+        params, grads, states, _ = tensors.positional()
         rest = (steps, *control.tensors(), [float(value) for value in options], number, *control.settings(), self.isa)
         self._call(self.ops.update.default, roles, params, grads, states, *rest)
         # autograd then notices a change between a forward and its backward.
         torch.autograd.graph.increment_version(tensors.params)
 
     def _prepare(self, tensors: TensorLists, steps: Tensors) -> int:
-        params, grads, states, _, _ = tensors.positional()
+        params, grads, states, _ = tensors.positional()
         number: int = self.ops.prepare.default(params, grads, states, steps)
         return number
 
@@ -120,10 +120,8 @@ class FusedOp(NativeOp):
 
     def _roles(self, tensors: TensorLists) -> dict[str, Tensors]:
         roles = roles_of(tensors, self.states)
-        if tensors.scales or tensors.copies:
-            raise OpArgumentError(
-                "Scales or copies were given; this op supports neither.", "Use the op of a CPU optimizer."
-            )
+        if tensors.copies:
+            raise OpArgumentError("Copies were given, which this op does not support.", "Use a CPU optimizer's op.")
         del roles["copy"]
         return roles
 

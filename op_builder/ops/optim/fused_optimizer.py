@@ -83,7 +83,7 @@ class FusedOptimizer(NativeOptimizer):
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state; makes missing parts."""
-        missing = any(self.state[param].get(name) is None for name in self._states_of(group))
+        missing = any(self.state[param].get(name) is None for name in self.states_of(group))
         if missing and param.is_cuda and torch.cuda.is_current_stream_capturing():
             raise OpArgumentError(
                 "A parameter has no state yet, and creating it would become part of the captured graph.",

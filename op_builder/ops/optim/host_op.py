@@ -160,7 +160,7 @@ class HostOp(NativeOp):
     def _roll_back(self, given: dict[str, Any]) -> None:
         tensors = _lists_of_one(given, self.states)
         options = [float(value) for value in self._values(given)]
-        params, grads, states, _, _ = tensors.positional()
+        params, grads, states, _ = tensors.positional()
         roles = self._roles(tensors)
         grad_scale = 1.0  # the update of one tensor has none
         numbers = (step_number(given["step"]), options, grad_scale, self.isa)

@@ -211,12 +211,12 @@ class HostOptimizer(NativeOptimizer):
             if grad is None:  # another thread has dropped it
                 return
             state, op = self.state_of(param, group), self.native()
-            states, scales = ([[state[name]] for name in names] for names in self.names_of(group))
+            states = [[state[name]] for name in self.states_of(group)]
             # The same place as in step(), so that random rounding gives the same bits.
             place_number = (group_index << 32) + index
             copies = [self.copies[param]] if param in self.copies else []
             grad = grad.resolve_neg().contiguous()
-            lists = TensorLists([param], [grad], states, scales, copies, [place_number])
+            lists = TensorLists([param], [grad], states, copies, [place_number])
             step = int(step_count(f"The state of {place}", state["step"])) + 1
             batch = Batch(group, group_index, op)
             batch.indices, batch.params = [index], [param]

@@ -13,7 +13,7 @@ from op_builder.ops.arguments import step_count
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.checks import check_grad, check_param, check_shapes
 from op_builder.ops.optim.native_op import NativeOp
-from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
+from op_builder.ops.optim.sharding import like_param, local_of
 from op_builder.ops.optim.small_tensors import SmallTensors
 from op_builder.spec import OpFamily
 
@@ -43,7 +43,7 @@ class NativeStates(Optimizer):
         """Load the native op for the device of the optimizer's parameters."""
         raise NotImplementedError
 
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """The names of a group's states in addition to ``step``, in the op's order."""
         return self.native().states
 
@@ -111,19 +111,12 @@ class NativeStates(Optimizer):
         if state:
             self.check_state(state, param, place, group)
 
-    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The names of the states in the native op's order, and of their scales."""
-        states = self._states_of(group)
-        if group["states"] != "8bit":
-            return list(states), []
-        pairs = [packed_states.names(state) for state in states]
-        return [codes for codes, _ in pairs], [scales for _, scales in pairs]
-
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state in the group's storage; makes missing parts."""
         state: dict[str, Any] = self.state[param]
-        names, scales = self.names_of(group)
-        if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
+        is_8bit = group["states"] == "8bit"
+        parts = [state.get(name) for name in self.states_of(group)]
+        if "step" not in state or any(part is None or packed_states.is_packed(part) != is_8bit for part in parts):
             state = self.state[param] = self._loaded(state, param, group)
         elif not self._is_step(state["step"], param):  # from an old checkpoint
             state["step"] = self._step_copy(state["step"], param)
@@ -131,51 +124,47 @@ class NativeStates(Optimizer):
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's saved state in this optimizer's storage."""
-        states = self._states_of(group)
-        of_states = {name for state in states for name in (state, *packed_states.names(state))}
-        loaded = {name: value for name, value in saved.items() if name not in of_states}
+        states = self.states_of(group)
+        loaded = {name: value for name, value in saved.items() if name not in states}
         step = saved["step"] if "step" in saved else self._step_if_missing(saved)
         loaded["step"] = self._step_copy(step, param)
         for name in states:
-            loaded.update(self._loaded_state(name, saved, param, group))
+            loaded[name] = self._loaded_state(name, saved.get(name), param, group)
         return loaded
 
     def _loaded_state(
-        self, name: str, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        """The entries of one state, from saved values, saved bytes, or its initial value."""
+        self, name: str, saved: torch.Tensor | None, param: torch.Tensor, group: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """One state, from saved values, saved bytes, or its initial value."""
         non_negative = name in self.NON_NEGATIVE
-        packed = packed_states.names(name)
-        if group["states"] == "8bit" and packed_states.are_saved(name, saved):
-            return {key: self._state_copy(saved[key], param, saved[key].dtype) for key in packed}
-        value = packed_states.saved_values(name, saved, non_negative)
-        if value is None:
+        is_8bit = group["states"] == "8bit"
+        if saved is None:
             # Only one element is in memory; the copy has them all.
             first = torch.full((), self._first_value(name, group), dtype=torch.float32, device=param.device)
-            value = first.expand(local_of(param).shape)
-        value = local_of(value, param)
-        if group["states"] != "8bit":
-            return {name: like_param(self._state_copy(value, param, state_dtype(param, group)), param)}
-        encoded = packed_states.encoded(value, non_negative)
-        return {key: self._state_copy(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
+            saved = first.expand(local_of(param).shape)
+        elif packed_states.is_packed(saved) and not is_8bit:
+            saved = packed_states.decoded(saved, local_of(param).shape, non_negative)
+        saved = local_of(saved, param)
+        if not is_8bit:
+            return like_param(self._state_copy(saved, param, state_dtype(param, group)), param)
+        packed = saved if packed_states.is_packed(saved) else packed_states.encoded(saved, non_negative)
+        return self._state_copy(packed, param, torch.uint8)
 
-    def _without_packed_shards(self, made: dict[str, Any]) -> dict[str, Any]:
-        """The ``state_dict()`` as plain dictionaries, with decoded states of sharded parameters.
+    def _with_values(self, made: dict[str, Any]) -> dict[str, Any]:
+        """The ``state_dict()`` as plain dictionaries, with the values of 8-bit states.
 
-        torch.load(weights_only=True) loads no other dictionaries, and code that joins or splits shards cannot interpret
-        8-bit codes and their scales.
+        torch.load(weights_only=True) loads no other dictionaries, and code that joins or splits shards needs tensors
+        of the parameter's shape.
         """
         made = {**made, "state": {key: dict(entry) for key, entry in made["state"].items()}}
         for group, saved in zip(self.param_groups, made["param_groups"], strict=True):
             for param, number in zip(group["params"], saved["params"], strict=True):
-                entry = made["state"].get(number)
-                if entry and group["states"] == "8bit" and (is_flat(param) or is_dtensor(param)):
-                    for name in self._states_of(group):
-                        value = packed_states.saved_values(name, entry, name in self.NON_NEGATIVE)
-                        for packed in packed_states.names(name):
-                            entry.pop(packed, None)
-                        if value is not None:
-                            entry[name] = like_param(value, param)
+                entry = made["state"].get(number, {})
+                for name in self.states_of(group):
+                    if packed_states.is_packed(entry.get(name)):
+                        shape, non_negative = local_of(param).shape, name in self.NON_NEGATIVE
+                        values = packed_states.decoded(entry[name], shape, non_negative)
+                        entry[name] = like_param(values, param)
         return made
 
     def check_state(self, state: Mapping[str, Any], param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
@@ -183,13 +172,10 @@ class NativeStates(Optimizer):
         self._check_saved(f"The state of {place}", state, param, group)
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        self._require(what, entry, ("step",))
+        self._require(what, entry, ("step", *self.states_of(group)))
         if not isinstance(entry["step"], torch.Tensor):
             step_count(what, entry["step"])
-        for name in self._states_of(group):
-            codes, scales = packed_states.names(name)
-            self._require(what, entry, (scales,) if codes in entry else (name,))
-        check_shapes(what, entry, param, self._states_of(group))
+        check_shapes(what, entry, param, self.states_of(group))
 
     def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
         """Raise an OpArgumentError if a saved state lacks one of these entries."""

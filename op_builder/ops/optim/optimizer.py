@@ -105,9 +105,9 @@ class NativeOptimizer(NativeStates):
                 self._groups.release_grads()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and the options, in the format of every torch optimizer."""
+        """The state and the options, in the format of every torch optimizer; 8-bit states as float32 values."""
         # The first of the post hooks, so that the others see plain dictionaries.
-        first = self.register_state_dict_post_hook(lambda _, made: self._without_packed_shards(made), prepend=True)
+        first = self.register_state_dict_post_hook(lambda _, made: self._with_values(made), prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -147,6 +147,12 @@ class NativeOptimizer(NativeStates):
             for at, (number, param) in enumerate(pairs):
                 entry = state_dict["state"].get(number)
                 if entry:
+                    if any(str(name).endswith("_codes") for name in entry):
+                        raise OpArgumentError(
+                            "The state has 8-bit codes in an earlier format.",
+                            "Convert it by the version that saved it: load it into an optimizer with states='float32', "
+                            "and save that.",
+                        )
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
         self._loading = {**state_dict, "param_groups": groups}
         return {**self._loading}

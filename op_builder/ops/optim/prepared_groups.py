@@ -284,12 +284,10 @@ class PreparedGroups:
                 batch.grads.append(grad)
             batches += parts.values()
         for batch in batches:  # nothing is made before everything was checked
-            names, scale_names = owner.names_of(batch.group)
+            names = owner.states_of(batch.group)
             entries = [StateEntry(owner.state_of(param, batch.group), self._changes) for param in batch.params]
             state.update(zip(batch.params, entries, strict=True))
-            batch.named = {
-                name: [local_of(entry[name]) for entry in entries] for name in ("step", *names, *scale_names)
-            }
+            batch.named = {name: [local_of(entry[name]) for entry in entries] for name in ("step", *names)}
             copies = [local_of(owner.copies[param]) for param in batch.params if param in owner.copies]
             own, fitting = batch.local_grads(batch.grads)
             batch.shards = list(map(local_of, batch.params))
@@ -297,7 +295,6 @@ class PreparedGroups:
                 batch.shards,
                 batch.set_grads(own, fitting, [i for i, grad in enumerate(fitting) if not grad.is_contiguous()]),
                 [batch.named[name] for name in names],
-                [batch.named[name] for name in scale_names],
                 copies,
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )

@@ -1,7 +1,7 @@
 """Parameters that are split over ranks: DTensors (FSDP2, tensor parallelism), and those of FSDP1.
 
 The native ops update the local shard of a DTensor. Its states are DTensors, too, so that torch.distributed.checkpoint
-can reshard them, except 8-bit ones: their blocks of 256 elements are those of the local shard.
+can reshard them, except 8-bit ones: their bytes are those of the local shard, and state_dict() has the values.
 """
 
 from __future__ import annotations

@@ -43,9 +43,8 @@ class TensorLists(NamedTuple):
         params: contiguous tensors of float32, bfloat16 or float16.
         grads: of the same lengths, of any of the three types.
         states: a list for each state of the optimizer; entries are all of float32, of their
-            parameter's type, of bfloat16 with ``Pass.stochastic``, or uint8 with scales.
-        scales: a list for each state, of float32 tensors with one entry per block of QUANT_BLOCK
-            elements; empty unless states are uint8.
+            parameter's type, of bfloat16 with ``Pass.stochastic``, or of uint8: 8-bit states, of
+            packed_states.packed_length() bytes.
         copies: tensors that also receive the new parameters, rounded to their own type; or empty.
         places: an int of 64 bits for each parameter that its random bits depend on; empty for its index. Fixed
             numbers keep a parameter's bits the same when others join or leave the list.
@@ -54,7 +53,6 @@ class TensorLists(NamedTuple):
     params: Sequence[torch.Tensor]
     grads: Sequence[torch.Tensor]
     states: Sequence[Sequence[torch.Tensor]]
-    scales: Sequence[Sequence[torch.Tensor]] = ()
     copies: Sequence[torch.Tensor] = ()
     places: Sequence[int] = ()
 
@@ -65,8 +63,7 @@ class TensorLists(NamedTuple):
     def positional(self) -> tuple[Sequence[torch.Tensor], ...]:
         """The lists as the ops take them, with the lists of all states joined."""
         states = [tensor for state in self.states for tensor in state]
-        scales = [tensor for scale in self.scales for tensor in scale]
-        return (self.params, self.grads, states, scales, self.copies)
+        return (self.params, self.grads, states, self.copies)
 
 
 def roles_of(tensors: TensorLists, names: Sequence[str]) -> dict[str, Sequence[torch.Tensor]]:
@@ -76,14 +73,12 @@ def roles_of(tensors: TensorLists, names: Sequence[str]) -> dict[str, Sequence[t
             f"tensors is of type {type(tensors).__name__}.",
             "Pass an op_builder.ops.optim.tensor_lists.TensorLists(params, grads, states).",
         )
-    for what, lists in (("states", tensors.states), ("scales", tensors.scales or names)):
-        if len(lists) != len(names):
-            raise OpArgumentError(
-                f"{len(lists)} lists of {what} were given.", f"Pass {len(names)}: {', '.join(names)}."
-            )
-    scales = {f"scale of {name}": scale for name, scale in zip(names, tensors.scales, strict=False)}
+    if len(tensors.states) != len(names):
+        raise OpArgumentError(
+            f"{len(tensors.states)} lists of states were given.", f"Pass {len(names)}: {', '.join(names)}."
+        )
     states = dict(zip(names, tensors.states, strict=True))
-    roles = {"param": tensors.params, "grad": tensors.grads, **states, **scales, "copy": tensors.copies}
+    roles = {"param": tensors.params, "grad": tensors.grads, **states, "copy": tensors.copies}
     # Checked here because the op gets the lists of all states joined: lists of 2 and 0 would look like 1 and 1.
     for role, members in roles.items():
         if len(members) != len(tensors.params) and (role != "copy" or len(members)):

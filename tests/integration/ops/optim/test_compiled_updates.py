@@ -140,7 +140,7 @@ def test_opcheck_of_the_update(kind, storage):
 
 
 def test_opcheck_of_the_rollback(cpu_adam):
-    params, grads, states, _, _ = make(Case(lengths=(17, 64))).positional()
+    params, grads, states, _ = make(Case(lengths=(17, 64))).positional()
     torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
 
 
@@ -179,7 +179,7 @@ def test_a_prepared_list_is_updated_once_by_each_call_of_a_compiled_function(cpu
 def test_autograd_notices_all_that_an_update_changes(cpu_adam, is_prepared, changed):
     copy = torch.nn.Parameter(torch.rand(8).bfloat16())
     param, grad = torch.nn.Parameter(torch.rand(8)), torch.rand(8).requires_grad_()
-    tensors = TensorLists([param], [grad], [[torch.zeros(8)], [torch.zeros(8)]], (), [copy])
+    tensors = TensorLists([param], [grad], [[torch.zeros(8)], [torch.zeros(8)]], [copy])
     leaf = {"param": param, "copy": copy, "grad": grad}[changed]
     loss = (leaf * leaf).sum()
     also = Pass(zero_grads=changed == "grad")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,28 @@ def test_losses_are_those_of_one_process_with_torchs_optimizer(size: int, kinds:
 
 
 @pytest.mark.parametrize(
-    ("way", "options", "tolerance"),
+    ("ways", "options", "tolerance"),
     [
-        ("fsdp2", {"states": "8bit", "max_grad_norm": 1.0}, 5e-3),
-        pytest.param("frozen", {"states": "bfloat16"}, 2e-3, marks=pytest.mark.slow),
+        ({1: ["plain", "fsdp2"], 2: ["ddp", "fsdp2"]}, {"states": "8bit", "max_grad_norm": 1.0}, 5e-3),
+        pytest.param({1: ["frozen"], 2: ["frozen"]}, {"states": "bfloat16"}, 2e-3, marks=pytest.mark.slow),
     ],
+    ids=["8bit", "frozen"],
 )
-def test_a_checkpoint_of_two_ranks_goes_to_one_and_back(
-    way: str, options: dict[str, Any], tolerance: float, tmp_path: Path
+def test_every_checkpoint_loads_into_every_kind_of_model(
+    ways: dict[int, list[str]], options: dict[str, Any], tolerance: float, tmp_path: Path
 ) -> None:
-    def run(size: int, old: str | None, new: str | None) -> list[float]:
-        arguments = [way, options, *(name and str(tmp_path / name) for name in (old, new))]
-        return values(run_ranks(PROGRAMS, "resume", size, tmp_path / f"{old}{new}", arguments=arguments))[0]
-
-    uninterrupted = run(2, None, "two")
-    assert run(1, "two", None) == pytest.approx(uninterrupted[3:], rel=tolerance)
-    run(1, None, "one")
-    assert run(2, "one", None) == pytest.approx(uninterrupted[3:], rel=tolerance)
+    """Flattened or not; on one rank and on two."""
+    place = tmp_path / "checkpoints"
+    found: dict[str, list[list[float]]] = {"save": [], "resume": []}
+    for function, (size, of_size) in itertools.product(found, ways.items()):
+        results = run_ranks(
+            PROGRAMS, function, size, tmp_path / f"{function}{size}", arguments=[of_size, options, str(place)]
+        )
+        found[function] += values(results)[0]
+    count = sum(map(len, ways.values()))
+    assert len(found["resume"]) == 2 * count * count
+    for losses in found["resume"]:
+        assert losses == pytest.approx(found["save"][0], rel=tolerance)
 
 
 @pytest.mark.parametrize("program", ["fsdp1", "single"])

@@ -172,7 +172,6 @@ def test_packed_states_are_refused_where_there_are_none_and_the_remedy_is_named(
     [
         (lambda lists: lists._replace(states=[]), "0 lists of states were given"),
         (lambda lists: lists._replace(states=lists.states[:1]), "1 lists of states were given"),
-        (lambda lists: lists._replace(scales=[[]]), "1 lists of scales were given"),
         (lambda lists: lists._replace(grads=lists.grads[:1]), "2 parameters came with 1 grad tensors"),
         (lambda lists: lists._replace(places=[0]), "2 parameters came with 1 places"),
         (lambda lists: lists._replace(places=[0, 1, 2]), "2 parameters came with 3 places"),
@@ -193,18 +192,15 @@ BAD_LISTS = [
     ("copies", 1, lambda lists: lists.params[1], "copy of tensor 1 shares memory with its param"),
     ("copies", 1, lambda _: torch.zeros(3), "copy of tensor 1 has 3 elements; 20 are required"),
     ("copies", 1, lambda _: torch.zeros(20).double(), "copy of tensor 1 is of type Double"),
-    ("scales", 1, lambda _: torch.zeros(2), "scale of tensor 1 has 2 elements; 1 are required for a parameter of 20"),
-    ("scales", 1, lambda _: torch.zeros(1).half(), "scale of tensor 1 is of type float16"),
-    ("scales", 1, lambda lists: lists.scales[1][1], "scale of tensor 1 shares memory with its scale"),
-    ("scales", 0, lambda _: torch.zeros(4)[::2], "scale of tensor 0 is not contiguous"),
-    ("states", 1, lambda _: torch.zeros(20), "exp_avg of tensor 1 is of type Float; states with scales are bytes"),
-    ("states", 1, lambda _: torch.zeros(20).char(), "exp_avg of tensor 1 is of type Char"),
-    ("states", 1, lambda _: torch.zeros(21).byte(), "exp_avg of tensor 1 has 21 elements"),
+    ("states", 1, lambda _: torch.zeros(20), "exp_avg and exp_avg_sq of tensor 1 are of different types"),
+    ("states", 1, lambda _: torch.zeros(21).char(), "exp_avg of tensor 1 is of type Char"),
+    ("states", 1, lambda _: torch.zeros(20).byte(), "exp_avg of tensor 1 has 20 elements; 21 are required"),
+    ("states", 1, lambda lists: lists.states[1][1], "exp_avg_sq of tensor 1 shares memory with its exp_avg"),
 ]
 
 
 @pytest.mark.parametrize(("role", "place", "spoilt", "text"), BAD_LISTS, ids=[text for *_, text in BAD_LISTS])
-def test_copies_and_scales_that_do_not_fit_are_refused(cpu_adam, role, place, spoilt, text) -> None:
+def test_copies_and_8bit_states_that_do_not_fit_are_refused(cpu_adam, role, place, spoilt, text) -> None:
     case = Case(storage=PACKED, copy=torch.bfloat16, lengths=(300, 20))
     lists = make(case)
     members = getattr(lists, role)
