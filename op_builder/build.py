@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _precompile(builders, is_all=options.all)
     with _display([builder.name for builder in builders]) as report:
         required = [] if options.all else [builder.name for builder in builders]
-        outcomes = build_all(
+        results = build_all(
             builders,
             required=required,
             force=options.force,
@@ -107,11 +107,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
             with_kernels=True,
             namespace=options.namespace,
         )
-    failed = any(outcome.status == "failed" for outcome in outcomes)
+    failed = any(result.status == "failed" for result in results)
     if options.json:
-        print(json.dumps({"ok": not failed, "ops": [asdict(outcome) for outcome in outcomes]}, indent=2))
+        print(json.dumps({"ok": not failed, "ops": [asdict(result) for result in results]}, indent=2))
     else:
-        _print_summary(outcomes)
+        _print_summary(results)
     return int(failed)
 
 
@@ -202,7 +202,7 @@ def _display(ops: list[str]) -> Iterator[OpProgress]:
         yield report
 
 
-def _print_summary(outcomes: list[OpResult]) -> None:
+def _print_summary(results: list[OpResult]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -211,14 +211,14 @@ def _print_summary(outcomes: list[OpResult]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("op", "result", "seconds", ""):
         table.add_column(heading)
-    for outcome in outcomes:
-        note = "see below" if outcome.status == "failed" else outcome.message
-        last = Text("\n".join(filter(None, (note, outcome.path))), overflow="fold")
-        table.add_row(outcome.op, Text(outcome.status, _STYLES[outcome.status]), f"{outcome.seconds:.1f}", last)
+    for result in results:
+        note = "see below" if result.status == "failed" else result.message
+        last = Text("\n".join(filter(None, (note, result.path))), overflow="fold")
+        table.add_row(result.op, Text(result.status, _STYLES[result.status]), f"{result.seconds:.1f}", last)
     Console().print(table)
-    for outcome in outcomes:
-        if outcome.status == "failed":  # below the table, because the message has many lines
-            print(f"{outcome.op}: {outcome.message}\n")
+    for result in results:
+        if result.status == "failed":  # below the table, because the message has many lines
+            print(f"{result.op}: {result.message}\n")
 
 
 if __name__ == "__main__":

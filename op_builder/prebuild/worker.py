@@ -86,11 +86,11 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         _reject_cpu_of_compiler()
     with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
-        outcomes = build_all(chosen, required=required, force=False, progress=_log_progress(len(chosen)), target=target)
-        _raise_failures(chosen, outcomes)
-        left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
+        results = build_all(chosen, required=required, force=False, progress=_log_progress(len(chosen)), target=target)
+        _raise_failures(chosen, results)
+        left_out.update({result.op: result.message for result in results if result.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
-        built = [_copy_binary(*pair) for pair in zip(chosen, outcomes, strict=True) if pair[1].status != "skipped"]
+        built = [_copy_binary(*pair) for pair in zip(chosen, results, strict=True) if pair[1].status != "skipped"]
     if not built:
         raise _nothing_built(_by_reason(left_out))
     tag = wheel_tag([manifest for _, manifest, _ in built], target)
@@ -201,19 +201,19 @@ def _device_of(builder: OpBuilder) -> str | None:
     return "xpu" if isinstance(builder, SYCLOpBuilder) else None
 
 
-def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[OpResult]) -> None:
-    failed = [(builder, each) for builder, each in zip(builders, outcomes, strict=True) if each.status == "failed"]
+def _raise_failures(builders: Sequence[OpBuilder], results: Sequence[OpResult]) -> None:
+    failed = [(builder, each) for builder, each in zip(builders, results, strict=True) if each.status == "failed"]
     if failed:
         switches = ", ".join(dict.fromkeys(f"{variable_of(builder)}=0" for builder, _ in failed))
         raise AccelError(
-            "\n".join(f"{outcome.op} cannot be built: {outcome.message}" for _, outcome in failed),
+            "\n".join(f"{result.op} cannot be built: {result.message}" for _, result in failed),
             f"Fix that, or leave it out with {switches}.",
         )
 
 
-def _copy_binary(builder: OpBuilder, outcome: OpResult) -> tuple[Path, Manifest, dict[str, Any]]:
+def _copy_binary(builder: OpBuilder, result: OpResult) -> tuple[Path, Manifest, dict[str, Any]]:
     """Copy a binary from the cache to its package; returns the package, the manifest and the facts for the index."""
-    package, artifact = outermost_package(type(builder)), Path(outcome.path)
+    package, artifact = outermost_package(type(builder)), Path(result.path)
     assert package is not None  # _is_in() has found it
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
     # Without what concerns only the building machine: system headers, and the status of files.

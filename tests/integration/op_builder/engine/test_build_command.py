@@ -41,8 +41,9 @@ def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) ->
     steps: list[tuple[str, int, int, str]] = []
     ops = [good, broken, odd, other]
     outcomes = build_all(ops, required=["good"], force=False, progress=lambda *step: steps.append(step))
-    assert [outcome.status for outcome in outcomes] == ["built", "failed", "failed", "built"]
+    assert [outcome.status for outcome in outcomes] == ["built", "failed", "skipped", "built"]
     assert "on purpose" in outcomes[1].message
+    assert "KeyError: 'odd'" in outcomes[2].message
     assert ("good", 4, 4, "link good.so") in steps
     again = outcomes_of(good, other)
     assert {outcome.status for outcome in again} == {"cached"}
