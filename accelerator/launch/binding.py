@@ -44,11 +44,7 @@ class RankBinding:
 
 
 def parse_core_list(text: str) -> frozenset[int]:
-    """The CPUs that ``0-51,56-107`` names.
-
-    Raises:
-        BindingError: the text has another format.
-    """
+    """The CPUs that ``0-51,56-107`` names; BindingError for another format."""
     cpus = frozenset(parse_list(text))
     if not cpus:
         raise BindingError(

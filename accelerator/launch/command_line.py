@@ -87,11 +87,7 @@ def _check_script(job: Job, options: argparse.Namespace) -> None:
 
 
 def make_job(options: argparse.Namespace) -> Job:
-    """The job that the options, the hostfile, the accelerator and the ``.accel_env`` files describe.
-
-    Raises:
-        AccelError: the job is not possible.
-    """
+    """The job that the options, the hostfile, the accelerator and the ``.accel_env`` files describe."""
     if options.host_job is not None:
         return Job.from_json(options.host_job, options.program)
     accelerator = find_accelerator()
@@ -179,11 +175,7 @@ def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) 
 
 
 def find_accelerator() -> DeepSpeedAccelerator:
-    """The accelerator of this host, without a warning if it is the CPU.
-
-    Raises:
-        AcceleratorSelectionError: the environment names an unavailable one.
-    """
+    """The accelerator of this host, without a warning if it is the CPU."""
     import torch  # noqa: F401 - required; if it is missing, the command line reports the remedy
 
     from accelerator.selection import choose

@@ -19,14 +19,7 @@ from op_builder.messages import size_text
 
 
 def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path) -> list[str]:
-    """The lines that ``--dry_run`` prints.
-
-    Args:
-        plan_of: the plan for a host with the topology of this one.
-
-    Raises:
-        LaunchError: this host cannot run its ranks as requested.
-    """
+    """The lines that ``--dry_run`` prints; ``plan_of`` gives the plan for a host with the topology of this one."""
     total = sum(len(host.chosen) for host in job.hosts)
     is_local = job.launcher == "torchrun"
     where = f"{master_address(job)} port {job.master_port or DEFAULT_PORT}"

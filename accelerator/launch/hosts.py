@@ -45,11 +45,7 @@ def host_of(name: str, slots: int) -> Host:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a file, in its order.
-
-    Raises:
-        LaunchError: it cannot be read, or a line is invalid; the message has the file, the line and the reason.
-    """
+    """The hosts of a file, in its order."""
     try:
         return parse_hostfile(text_of(path, path.read_bytes()), str(path))
     except FileNotFoundError:
@@ -103,11 +99,7 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
 
 
 def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Host, ...]:
-    """The hosts and slots that ``--include`` or ``--exclude`` select, in the order of ``hosts``.
-
-    Raises:
-        LaunchError: both are given, a host or slot is unknown, or no slot remains.
-    """
+    """The hosts and slots that ``--include`` or ``--exclude`` select, in the order of ``hosts``."""
     if include is not None and exclude is not None:
         raise LaunchError("--include and --exclude cannot be used together.", "Use one of them.")
     if include is not None:
@@ -125,11 +117,7 @@ def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
 
 
 def limit(hosts: Sequence[Host], nodes: int | None, accelerators: int | None) -> tuple[Host, ...]:
-    """The first ``nodes`` hosts, and of each the first ``accelerators`` slots; None: all.
-
-    Raises:
-        LaunchError: there are fewer.
-    """
+    """The first ``nodes`` hosts, and of each the first ``accelerators`` slots; None: all."""
     if nodes is not None and nodes > len(hosts):
         raise LaunchError(f"--num_nodes {nodes}: the hostfile has {len(hosts)} hosts.", "Request fewer, or add hosts.")
     for host in hosts[:nodes]:

@@ -75,9 +75,6 @@ def plan_host(job: Job, host: Host, topology: Topology, given: Mapping[str, str]
 
     Args:
         given: the ranks' environment without this plan.
-
-    Raises:
-        LaunchError: the request is not possible.
     """
     ranks = len(host.chosen)
     bindings: tuple[RankBinding, ...] = ()
@@ -106,12 +103,7 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
 
     A later file overrides an earlier. A file that another user can have written is ignored: its variables could run
     that user's code.
-
-    Lines are ``NAME=VALUE``. As in a shell, ``export`` may precede the name and quotes may enclose the value; blanks
-    around ``=``, empty lines and lines that begin with ``#`` are ignored.
-
-    Raises:
-        LaunchError: a line is invalid; the message has the file and the line number.
+    Lines are ``NAME=VALUE``; as in a shell, ``export`` may precede the name and quotes may enclose the value.
     """
     variables: dict[str, str] = {}
     read, ignored, warnings = [], [], []
@@ -150,9 +142,7 @@ class _UntrustedError(Exception):
 def _read_trusted(path: Path) -> str | None:
     """The text of a file that the user did not name, None if it does not exist.
 
-    Raises:
-        _UntrustedError: another user than root can have written it.
-        LaunchError: it cannot be read.
+    An _UntrustedError if another user than root can have written it.
     """
     # Others' directories that cannot be searched, as after sudo, have no file for this user.
     if not os.path.lexists(path):

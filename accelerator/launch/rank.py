@@ -59,11 +59,7 @@ _NAMES = {
 
 
 def read_place(launcher: str, variables: Mapping[str, str]) -> dict[str, int]:
-    """The rank of this process, under torch's names, from the launcher's variables.
-
-    Raises:
-        LaunchError: the variables are not set.
-    """
+    """The rank of this process, under torch's names, from the launcher's variables."""
     names = _NAMES[launcher]
     missing = [name for name in names if not variables.get(name, "").isdecimal()]
     if missing:

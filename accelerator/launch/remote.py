@@ -58,11 +58,7 @@ class RemoteCommand:
 
 
 def commands(job: Job, directory: Path) -> list[RemoteCommand]:
-    """The commands that start all ranks; with ssh, one for each host in order, which runs in ``directory``.
-
-    Raises:
-        LaunchError: hosts could not find rank 0, or differ in slots, which mpirun and srun do not support.
-    """
+    """The commands that start all ranks; with ssh, one for each host in order, which runs in ``directory``."""
     return _ssh_commands(job, directory) if job.launcher == "ssh" else [_cluster_command(job)]
 
 
