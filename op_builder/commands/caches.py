@@ -34,7 +34,7 @@ class JitCache(NamedTuple):
         below: the cache, below the directory that the variable names.
         default: without the variable. ``{cache}`` is ``$XDG_CACHE_HOME`` or ``~/.cache``. Empty if there are many.
         copied: what becomes of a copy in another directory, or after a move.
-        is_tested: whether the tests of this project show it; otherwise the documentation of its authors says so.
+        is_tested: whether it was tried with ``accel-ops run --compiles``; else its documentation says so.
     """
 
     name: str
@@ -45,29 +45,44 @@ class JitCache(NamedTuple):
     is_tested: bool = False
 
 
-# One row each. `tests/system/op_builder/test_caches.py` shows those that are tested, with the releases that it finds.
+# Tried: torch 2.13, apache-tvm-ffi 0.1.15, Triton 3.9, Numba 0.68; the first two also by test_caches.py.
 CACHES = (
     JitCache("accel-ops", "ACCEL_CACHE_DIR", "", "{cache}/accel-ops", "hits", True),
-    JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "", "{tmp}/torchinductor_{user}", "hits; see the note", True),
-    JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "", "{cache}/torch_extensions", "compiles again", True),
+    JitCache(
+        "Inductor",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "",
+        "{tmp}/torchinductor_{user}",
+        "hits, but for headers: see below",
+        True,
+    ),
+    JitCache(
+        "cpp_extension",
+        "TORCH_EXTENSIONS_DIR",
+        "",
+        "{cache}/torch_extensions",
+        "hits if it keeps the files' times",
+        True,
+    ),
     JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "", "{home}/.cache/tvm-ffi", "compiles again", True),
     JitCache("Triton", "TRITON_CACHE_DIR", "", "{home}/.triton/cache", "hits, but names files of the old place", True),
     JitCache("Numba", "NUMBA_CACHE_DIR", "", "", "hits for the same sources, by path and time", True),
-    JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "{home}/.cache/flashinfer", "not said"),
-    JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "", "{home}/.deep_gemm", "not said"),
-    JitCache("TileLang", "TILELANG_CACHE_DIR", "", "{home}/.tilelang/cache", "not said"),
-    JitCache("vLLM", "VLLM_CACHE_ROOT", "", "{cache}/vllm", "its torch_compile_cache can be copied to equal machines"),
-    JitCache("CuPy", "CUPY_CACHE_DIR", "", "{home}/.cupy/kernel_cache", "not said"),
-    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "", "{cache}/torch/kernels", "not said"),
-    JitCache("CUDA driver", "CUDA_CACHE_PATH", "", "{home}/.nv/ComputeCache", "for equal drivers and GPUs"),
-    JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "", "{cache}/comgr", "not said"),
+    JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "{home}/.cache/flashinfer", "not known"),
+    JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "", "{home}/.deep_gemm", "not known"),
+    JitCache("TileLang", "TILELANG_CACHE_DIR", "", "{home}/.tilelang/cache", "not known"),
+    JitCache("vLLM", "VLLM_CACHE_ROOT", "", "{cache}/vllm", "hits"),
+    JitCache("CuPy", "CUPY_CACHE_DIR", "", "{home}/.cupy/kernel_cache", "not known"),
+    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "", "{cache}/torch/kernels", "not known"),
+    JitCache("CUDA driver", "CUDA_CACHE_PATH", "", "{home}/.nv/ComputeCache", "hits until the driver is upgraded"),
+    JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "", "{cache}/comgr", "not known"),
     JitCache("SYCL", "SYCL_CACHE_DIR", "", "{cache}/libsycl_cache", "for equal devices and drivers"),
-    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "", "{cache}/neo_compiler_cache", "not said"),
+    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "", "{cache}/neo_compiler_cache", "not known"),
     JitCache("ccache", "CCACHE_DIR", "", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR"),
 )
 _NOTE = (
-    "Inductor keeps precompiled headers in its default directory, whatever the variable says; TMPDIR moves them. "
-    "Numba's default is next to each source. '*': tested by accel-ops; the others: what their documentation says."
+    "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "
+    "if they are not there: set TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0, or TMPDIR. "
+    "Numba's default is next to each source. '*': tried by accel-ops; the others: what their documentation says."
 )
 
 
@@ -103,7 +118,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     parser.add_argument("--json", action="store_true", help="print JSON, of all known caches")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     printed = commands.add_parser("env", help="print the variables that put all caches below ROOT")
-    printed.add_argument("root", metavar="ROOT", type=Path)
+    printed.add_argument("root", metavar="ROOT", type=Path, help="a directory, which need not exist")
     printed.add_argument("--json", action="store_true", help="print them as JSON")
     options = parser.parse_args(arguments)
     if options.command == "env":
