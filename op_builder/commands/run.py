@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
 def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
     """Run a program with a ledger; its exit status, or 1 if a compiler was refused and the program ended with 0."""
-    words = [*program] if _is_command(program[0]) else [python(), *program]
+    interpreter = python()
+    words = [*program] if _is_command(program[0]) else [interpreter, *program]
     if json_file is not None:
         try:
             open(json_file, "a", encoding="utf-8").close()
