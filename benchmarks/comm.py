@@ -1,7 +1,7 @@
 """All-reduce between ranks of one machine, against gloo, DeepSpeed and oneCCL.
 
-First two ranks, from 1 KiB to 256 MiB; then four ranks for each core, on at most four
-cores. A rank is a process with one thread that stays for the whole run. Contenders take
+First two ranks, from 4 bytes to 256 MiB; then four ranks; then four for each core, on at
+most four cores. A rank is a process with one thread that stays for the whole run. Contenders take
 turns; a figure is the median of the turns, and a turn the mean of as many calls as take
 a tenth of a second. oneCCL is left out of the second part, because its own threads take
 a core for each rank.
@@ -28,12 +28,14 @@ from op_builder.cpu import CCLCommBuilder
 PEERS = ("gloo", "deepspeed", "oneccl")
 OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
 RANKS = 2
+FOUR_RANKS = 4
 CROWD_PER_CORE = 4
 CROWD_CORES = 4  # enough to see how ranks share a core; each rank is a process with torch
 CROWD_PEERS = ("gloo", "deepspeed")
 CROWD_SIZES = [1 << 12, 1 << 22]
 CROWD_ROUNDS = 5  # a rank that spins holds a core for whole time slices, so turns are slow
-SIZES = [1 << shift for shift in range(10, 29)]
+SIZES = [1 << shift for shift in (2, 4, 6, 8, *range(10, 29))]
+FOUR_SIZES = [1 << shift for shift in (2, 10, 12, 14, 16, 20, 26)]
 QUICK_SIZES = [1 << 10, 1 << 12, 1 << 20, 1 << 26]
 TURN_S = 0.1
 PICTURE = IMAGES / "all_reduce.png"
@@ -85,8 +87,10 @@ class Row:
     @property
     def size(self) -> str:
         """``4 KiB``."""
-        is_large = self.size_bytes >= 1 << 20
-        return f"{self.size_bytes >> 20} MiB" if is_large else f"{self.size_bytes >> 10} KiB"
+        for shift, unit in ((20, "MiB"), (10, "KiB")):
+            if self.size_bytes >= 1 << shift:
+                return f"{self.size_bytes >> shift} {unit}"
+        return f"{self.size_bytes} B"
 
     def median_s(self, contender: str) -> float:
         return statistics.median(self.turns[contender])
@@ -115,7 +119,7 @@ def measure(names: Sequence[str], sizes: Sequence[int], rounds: int, ranks: int,
             for one in contenders:
                 repeats = max(3, min(20_000, round(TURN_S / one.seconds(size_bytes, 3))))
                 works[one.contender] = partial(one.seconds, size_bytes, repeats)
-            description = f"{ranks} ranks, {size_bytes >> 10} KiB"
+            description = f"{ranks} ranks, {size_bytes:,} bytes"
             rows.append(Row(size_bytes, _measure.interleave(works, rounds, description, warm_ups=0)))
     finally:
         for one in contenders:
@@ -133,7 +137,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     return Table(title, ("size", *rows[0].turns, "best peer / accel-ops"), cells)
 
 
-def requirements(rows: Sequence[Row], crowd: Sequence[Row], build_s: float) -> list[Requirement]:
+def requirements(rows: Sequence[Row], four: Sequence[Row], crowd: Sequence[Row], build_s: float) -> list[Requirement]:
     """The limits of the figures, against the measured peers."""
     results = []
     at = {row.size_bytes: row for row in rows}
@@ -146,7 +150,8 @@ def requirements(rows: Sequence[Row], crowd: Sequence[Row], build_s: float) -> l
         row = at[size_bytes]
         if peer in row.turns:
             results.append(at_least(f"{row.size}, {ours}: {peer}'s time", row.ratio(peer, ours), least, "x"))
-    for part, description in ((rows, f"{RANKS} ranks"), (crowd, "more ranks than cores")):
+    parts = ((rows, f"{RANKS} ranks"), (four, f"{FOUR_RANKS} ranks"), (crowd, "more ranks than cores"))
+    for part, description in parts:
         compared = [(row.ratio(row.best_peer), row) for row in part if row.best_peer is not None]
         if compared:
             ratio, row = min(compared, key=lambda pair: pair[0])
@@ -200,16 +205,20 @@ def main() -> None:
     cores = os.sched_getaffinity(0)
     sizes, rounds = (QUICK_SIZES, 3) if arguments.quick else (SIZES, 9)
     rows = measure((OURS, SYMMETRIC, *peers), sizes, rounds, RANKS, cores)
+    common_peers = [name for name in peers if name in CROWD_PEERS]
+    four_sizes = [size for size in FOUR_SIZES if size in sizes]
+    four = measure((OURS, SYMMETRIC, *common_peers), four_sizes, min(rounds, CROWD_ROUNDS), FOUR_RANKS, cores)
     few = crowd_cores(cores)
     crowd_size = CROWD_PER_CORE * len(few)
-    crowd_peers = [name for name in peers if name in CROWD_PEERS]
-    crowd = measure((OURS, SYMMETRIC, *crowd_peers), CROWD_SIZES, min(rounds, CROWD_ROUNDS), crowd_size, few)
+    crowd = measure((OURS, SYMMETRIC, *common_peers), CROWD_SIZES, min(rounds, CROWD_ROUNDS), crowd_size, few)
     tables = [
         table(f"All-reduce, {RANKS} ranks", rows),
+        table(f"All-reduce, {FOUR_RANKS} ranks", four),
         table(f"All-reduce, {crowd_size} ranks on {len(few)} cores", crowd),
-        requirement_table(requirements(rows, crowd, build_s)),
+        requirement_table(requirements(rows, four, crowd, build_s)),
     ]
-    _measure.report("comm", arguments, machine, tables, {"ranks": rows, "crowd": crowd, "cold build": build_s})
+    samples = {"ranks": rows, "four": four, "crowd": crowd, "cold build": build_s}
+    _measure.report("comm", arguments, machine, tables, samples)
     if arguments.write:
         draw(rows)
 

@@ -61,6 +61,8 @@ class Recipe(NamedTuple):
         sources: files, absolute, relative to the project's root or to the owner's package.
         texts: sources without a file, by name.
         source_flags: flags for one source, by its name in ``sources`` or ``texts``.
+        parts: into how many objects a source is compiled, side by side, by its name in ``sources``; each has another
+            ``ACCEL_PART`` defined, from 0. Compiled without it, the source must make all of them.
         include_dirs: named like sources.
         cxx_flags, nvcc_flags, link_flags: added after the common ones; ``link_flags`` end with the libraries.
         cuda_archs: target CUDA architectures; empty without CUDA sources, or for nvcc's default.
@@ -77,6 +79,7 @@ class Recipe(NamedTuple):
     sources: tuple[str, ...]
     texts: Mapping[str, str] = {}
     source_flags: Mapping[str, tuple[str, ...]] = {}
+    parts: Mapping[str, int] = {}
     include_dirs: tuple[str, ...] = ()
     cxx_flags: tuple[str, ...] = ()
     nvcc_flags: tuple[str, ...] = ()
@@ -109,7 +112,8 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
     module_name = recipe.module_name or recipe.op
     check_op_name(recipe.op, f"{recipe.where}.name" if recipe.owner is not None else "The op's name")
     check_op_name(module_name, f"the last part of {recipe.where}.absolute_name()")
-    sources = [*(_file(name, recipe) for name in recipe.sources), *(_text(name, recipe) for name in recipe.texts)]
+    sources = [source for name in recipe.sources for source in _objects(name, recipe)]
+    sources += [_text(name, recipe) for name in recipe.texts]
     if facts.namespace is not None:
         sources.append(_namespace_source(facts.namespace, recipe))
     if not sources:
@@ -185,10 +189,12 @@ def normalized(recipe: Recipe) -> Recipe:
     )
 
 
-def _file(name: str, recipe: Recipe) -> Source:
+def _objects(name: str, recipe: Recipe) -> list[Source]:
     path = paths.resolve(name, recipe.owner)
-    flags = recipe.source_flags.get(name, ())
-    return Source(path, paths.label(path, recipe.owner), _language(path, recipe), flags)
+    source = Source(path, paths.label(path, recipe.owner), _language(path, recipe), recipe.source_flags.get(name, ()))
+    if name not in recipe.parts:
+        return [source]
+    return [source._replace(flags=(*source.flags, f"-DACCEL_PART={part}")) for part in range(recipe.parts[name])]
 
 
 def _text(name: str, recipe: Recipe) -> Source:

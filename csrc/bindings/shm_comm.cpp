@@ -319,6 +319,8 @@ void agree(std::int64_t group, std::string text) {
 // For fake tensors: the shape of the result.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return accel::empty_like(tensor); }
 
+#define COLLECTIVE(function) ACCEL_BOX_TRACED(function), ACCEL_BOX_REFUSE_LAZY(function)
+
 const accel::Ops ops = {
     {"segment_bytes() -> int", ACCEL_BOX(&segment_bytes)},
     {"create_segment(int size_bytes) -> int", ACCEL_BOX(&create_segment)},
@@ -332,12 +334,13 @@ const accel::Ops ops = {
     {"last_failure(int group) -> int[]", ACCEL_BOX(&last_failure)},
     {"barrier(int group) -> ()", ACCEL_BOX(&barrier)},
     {"agree(int group, str text) -> ()", ACCEL_BOX(&agree)},
-    {"all_reduce(Tensor x, int group, int reduction) -> Tensor", ACCEL_BOX(&all_reduce), ACCEL_BOX(&all_reduce_meta)},
-    {"all_reduce_(Tensor(a!) x, int group, int reduction) -> ()", ACCEL_BOX_TRACED(&all_reduce_in_place)},
+    {"all_reduce(Tensor x, int group, int reduction) -> Tensor", ACCEL_BOX(&all_reduce), ACCEL_BOX(&all_reduce_meta),
+     ACCEL_BOX_REFUSE_LAZY(&all_reduce)},
+    {"all_reduce_(Tensor(a!) x, int group, int reduction) -> ()", COLLECTIVE(&all_reduce_in_place)},
     {"reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()",
-     ACCEL_BOX_TRACED(&reduce_scatter)},
-    {"all_gather(Tensor(a!) output, Tensor input, int group) -> ()", ACCEL_BOX_TRACED(&all_gather)},
-    {"broadcast_(Tensor(a!) x, int group, int source) -> ()", ACCEL_BOX_TRACED(&broadcast)},
+     COLLECTIVE(&reduce_scatter)},
+    {"all_gather(Tensor(a!) output, Tensor input, int group) -> ()", COLLECTIVE(&all_gather)},
+    {"broadcast_(Tensor(a!) x, int group, int source) -> ()", COLLECTIVE(&broadcast)},
 };
 
 }  // namespace

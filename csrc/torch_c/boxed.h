@@ -141,6 +141,16 @@ struct Idle<function> {
   static Result call(Arguments...) { return Result(); }
 };
 
+template <auto function>
+struct RefuseLazy;
+
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct RefuseLazy<function> {
+  static Result call(Arguments...) {
+    throw std::invalid_argument("A tensor is a lazy view.\nPass x.resolve_conj().resolve_neg().");
+  }
+};
+
 }  // namespace torch_c
 }  // namespace accel
 
@@ -149,3 +159,7 @@ struct Idle<function> {
 
 // For tracing an op that returns nothing or a number: takes what the function takes, does nothing and returns 0.
 #define ACCEL_BOX_IDLE(function) ACCEL_BOX(&::accel::torch_c::Idle<(function)>::call)
+
+// For lazy conjugates and negations: refuses them. torch itself would call the function with copies of them, and fail
+// only afterwards if the op writes to one.
+#define ACCEL_BOX_REFUSE_LAZY(function) ACCEL_BOX(&::accel::torch_c::RefuseLazy<(function)>::call)

@@ -11,11 +11,13 @@
 namespace accel {
 
 // An op: its schema, without a namespace, and its function. `traced` runs for tensors without memory; an op without it
-// is registered for every device: it takes no tensors, or refuses those of other devices.
+// is registered for every device: it takes no tensors, or refuses those of other devices. `lazy` runs for lazy
+// conjugates and negations; without it torch resolves them.
 struct Op {
   const char* schema;
   Boxed function;
   Boxed traced = {nullptr, 0};
+  Boxed lazy = {nullptr, 0};
 };
 using Ops = std::vector<Op>;
 
@@ -28,7 +30,7 @@ inline void register_ops(const Ops& ops, std::initializer_list<const char*> devi
   const auto implement = [&](const char* key, bool takes_tensors, Boxed Op::*function) {
     Library& part = *new Library(name_space, key);
     for (const Op& op : ops) {
-      if ((op.traced.function != nullptr) == takes_tensors) {
+      if ((op.traced.function != nullptr) == takes_tensors && (op.*function).function != nullptr) {
         const std::string schema = op.schema;
         part.impl(schema.substr(0, schema.find('(')).c_str(), op.*function);
       }
@@ -38,6 +40,8 @@ inline void register_ops(const Ops& ops, std::initializer_list<const char*> devi
     implement(device, true, &Op::function);
   }
   implement("Meta", true, &Op::traced);
+  implement("Conjugate", true, &Op::lazy);
+  implement("Negative", true, &Op::lazy);
   implement("CompositeExplicitAutograd", false, &Op::function);
 }
 

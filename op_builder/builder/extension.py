@@ -28,7 +28,8 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     """``CppExtension``, ``CUDAExtension`` or a SYCL extension with the plan's sources and flags.
 
     setuptools has no place for flags of single sources and for the flags that keep absolute paths out of the binary.
-    These are omitted. torch's ``BuildExtension`` compiles ``.c`` files with the C++ flags, too.
+    These are omitted, so a source in several parts becomes one object. torch's ``BuildExtension`` compiles ``.c`` files
+    with the C++ flags, too.
 
     Raises:
         MissingCUDAException: the plan has CUDA sources and no toolkit was found.
@@ -52,7 +53,7 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
             return _ahead_extension(arguments, plan, plan.sycl, runtime)
         libraries = (*libraries, ForeignLibrary("sycl", runtime.version, runtime.include_dir, runtime.library))
     arguments |= {
-        "sources": _relative_sources([_file_of(source, name) for source in plan.sources], name),
+        "sources": _relative_sources(list(dict.fromkeys(_file_of(source, name) for source in plan.sources)), name),
         "include_dirs": [str(path) for path in (*plan.include_dirs, *(each.include_dir for each in libraries))],
         "library_dirs": [str(library.library.parent) for library in libraries],
         "libraries": [library.name for library in libraries],

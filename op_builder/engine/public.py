@@ -109,11 +109,12 @@ def _checked(recipe: Recipe) -> Recipe:
         raise ArgumentError(f"{where} its binding is {recipe.binding!r}.", f"Use one of {names}.")
     lists: dict[str, Any] = {name: text_list(getattr(recipe, name), f"{where} its {name}") for name in _LISTS}
     flags = {name: text_list(words, f"{where} the flags of {name!r}") for name, words in recipe.source_flags.items()}
-    unknown = sorted(set(map(str, flags)) - {*lists["sources"], *recipe.texts})
-    if unknown:
-        raise ArgumentError(
-            f"{where} source_flags names {', '.join(unknown)}.", "Use names as they are in sources or texts."
-        )
+    for member, named, known in (
+        ("source_flags", flags, {*lists["sources"], *recipe.texts}),
+        ("parts", recipe.parts, set(lists["sources"])),
+    ):
+        if unknown := sorted(set(map(str, named)) - known):
+            raise ArgumentError(f"{where} {member} names {', '.join(unknown)}.", "Use names as they are in sources.")
     absolute = {name: os.path.abspath(name) for name in lists["sources"]}
     for name, path in absolute.items():
         if not os.path.isfile(path):
@@ -122,4 +123,5 @@ def _checked(recipe: Recipe) -> Recipe:
     lists["include_dirs"] = list(map(os.path.abspath, lists["include_dirs"]))
     lists = {name: tuple(words) for name, words in lists.items()}
     by_source = {absolute.get(str(name), str(name)): tuple(words) for name, words in flags.items()}
-    return recipe._replace(source_flags=by_source, **lists)
+    parts = {absolute[name]: count for name, count in recipe.parts.items()}
+    return recipe._replace(source_flags=by_source, parts=parts, **lists)

@@ -10,8 +10,7 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 
 import torch
@@ -176,19 +175,25 @@ def checked_shape(shape: Any, remedy: str) -> tuple[int, ...]:
         raise OpArgumentError(f"shape is {shape!r}; lengths are required.", remedy) from None
 
 
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn an argument error of a binding (csrc/bindings/tensor_checks.h) into an OpArgumentError."""
-    try:
-        yield
-    except (ValueError, RuntimeError, MemoryError) as raised:
+class explained:
+    """A context that turns an argument error of a binding (csrc/bindings/tensor_checks.h) into an OpArgumentError.
+
+    A class: contextlib's generators take a microsecond, which a step of a few small tensors would notice.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: object) -> None:
+        if not isinstance(raised, (ValueError, RuntimeError, MemoryError)):
+            return
         error = named_error(raised)
         if isinstance(error, ValueError):  # what was found, newline, remedy
             found, _, remedy = str(error).partition("\n")
             raise OpArgumentError(found, remedy) from None
-        if error is raised:
-            raise
-        raise error from None
+        if error is not raised:
+            raise error from None
 
 
 def is_dense(tensor: object) -> bool:

@@ -23,6 +23,8 @@ _PREBUILT = (Path(__file__).resolve().parents[1] / PREBUILT_DIRECTORY,)
 # Kernel parameters are __grid_constant__, which older CUDA devices do not support.
 _OLDEST_ARCH = (7, 0)
 _ISA_SOURCE = "cpu/isa.cpp"
+# Of one architecture; csrc/kernels/cpu/each_isa.h numbers them.
+_MOST_ISAS = 3
 
 
 def host_recipe(
@@ -207,4 +209,6 @@ def fused_optimizer(
 
 def optimizer_recipe(name: str) -> Recipe:
     """The recipe of an optimizer's kernels for host memory; ``cpu_adam`` and ``fused_adam`` share ``cpu/adam.cpp``."""
-    return host_recipe(name, (f"cpu/{name.partition('_')[2]}.cpp", "cpu/norm.cpp", _ISA_SOURCE))
+    kernel = f"cpu/{name.partition('_')[2]}.cpp"
+    recipe = host_recipe(name, (kernel, "cpu/norm.cpp", _ISA_SOURCE))
+    return recipe._replace(parts={f"csrc/kernels/{kernel}": _MOST_ISAS})

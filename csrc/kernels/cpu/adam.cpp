@@ -6,21 +6,6 @@
 #define ACCEL_KERNEL "kernels/cpu/adam.cpp"
 #include "kernels/cpu/each_isa.h"
 
-namespace accel::cpu {
-
-template <class Optimizer>
-KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept {
-  return isa_supported(isa) ? ACCEL_CALL_TARGET(isa, update_kernel(types)) : nullptr;
-}
-
-template OptimizerKernel find_update<Adam>(Isa isa, const StoredTypes& types) noexcept;
-
-OptimizerKernel find_adam_rollback(Isa isa) noexcept {
-  return isa_supported(isa) ? ACCEL_CALL_TARGET(isa, rollback_kernel()) : nullptr;
-}
-
-}  // namespace accel::cpu
-
 #else
 
 #include "kernels/cpu/codecs_inl.h"
@@ -60,11 +45,15 @@ struct AdamReverse {
   }
 };
 
-OptimizerKernel update_kernel(const StoredTypes& types) noexcept { return optimizer_kernel<AdamFormula>(types); }
-
-OptimizerKernel rollback_kernel() noexcept { return update_plain<AdamReverse, float, float, float>; }
-
 }  // namespace
+
+template <>
+OptimizerKernel update_kernels<Adam>(const StoredTypes& types) noexcept {
+  return optimizer_kernel<AdamFormula>(types);
+}
+
+OptimizerKernel adam_rollback() noexcept { return update_plain<AdamReverse, float, float, float>; }
+
 }  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
 
 #endif

@@ -6,6 +6,8 @@
 
 namespace accel::cpu {
 
+ACCEL_DECLARE_TARGETS(OptimizerKernel adam_rollback() noexcept)
+
 // Undoes one update of float32 tensors with float32 states, given the same coefficients, gradients and
 // grad_scale (the gradients must not have been zeroed); null when `isa` is not supported here. Needs
 // beta1, beta2 and decay to be non-zero.
@@ -25,6 +27,8 @@ namespace accel::cpu {
 // g = grad + l2 * p and d = l2 * (param's bound) + 2u (|l2 * p| + 2 |g|), the restored parameter's
 // error and the roundings on both ways, exp_avg's bound grows by (1 - beta1) / beta1 * d and
 // exp_avg_sq's by (1 - beta2) / beta2 * 2 |g| d.
-OptimizerKernel find_adam_rollback(Isa isa) noexcept;
+inline OptimizerKernel find_adam_rollback(Isa isa) noexcept {
+  return isa_supported(isa) ? ACCEL_CALL_TARGET(isa, adam_rollback()) : nullptr;
+}
 
 }  // namespace accel::cpu

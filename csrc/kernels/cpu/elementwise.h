@@ -16,17 +16,6 @@
 #define ACCEL_KERNEL "kernels/cpu/elementwise.h"
 #include "kernels/cpu/each_isa.h"
 
-namespace accel::cpu {
-
-template <class Optimizer>
-KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept {
-  return isa_supported(isa) ? ACCEL_CALL_TARGET(isa, update_kernel(types)) : nullptr;
-}
-
-template OptimizerKernel find_update<ACCEL_OPTIMIZER>(Isa isa, const StoredTypes& types) noexcept;
-
-}  // namespace accel::cpu
-
 #else
 
 #include "kernels/cpu/codecs_inl.h"
@@ -34,13 +23,12 @@ template OptimizerKernel find_update<ACCEL_OPTIMIZER>(Isa isa, const StoredTypes
 #include ACCEL_FORMULA
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
-namespace {
 
-OptimizerKernel update_kernel(const StoredTypes& types) noexcept {
+template <>
+OptimizerKernel update_kernels<ACCEL_OPTIMIZER>(const StoredTypes& types) noexcept {
   return optimizer_kernel<ACCEL_JOIN(ACCEL_OPTIMIZER, Formula)>(types);
 }
 
-}  // namespace
 }  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
 
 #endif

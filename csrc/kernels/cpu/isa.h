@@ -21,3 +21,35 @@ bool parse_isa(const char* name, Isa* isa) noexcept;
 bool isa_supported(Isa isa) noexcept;
 
 }  // namespace accel::cpu
+
+// Declares a function in the namespace of each instruction set of this architecture, and calls the one of `isa`, which
+// must be supported here. A kernel's source defines it once for each; see each_isa.h.
+#if defined(__x86_64__)
+#define ACCEL_DECLARE_TARGETS(declaration) \
+  namespace baseline {                     \
+  declaration;                             \
+  }                                        \
+  namespace avx2 {                         \
+  declaration;                             \
+  }                                        \
+  namespace avx512 {                       \
+  declaration;                             \
+  }
+#define ACCEL_CALL_TARGET(isa, call) \
+  ((isa) == ::accel::cpu::Isa::avx512 ? avx512::call : (isa) == ::accel::cpu::Isa::avx2 ? avx2::call : baseline::call)
+#elif defined(__aarch64__)
+#define ACCEL_DECLARE_TARGETS(declaration) \
+  namespace baseline {                     \
+  declaration;                             \
+  }                                        \
+  namespace neon {                         \
+  declaration;                             \
+  }
+#define ACCEL_CALL_TARGET(isa, call) ((isa) == ::accel::cpu::Isa::neon ? neon::call : baseline::call)
+#else
+#define ACCEL_DECLARE_TARGETS(declaration) \
+  namespace baseline {                     \
+  declaration;                             \
+  }
+#define ACCEL_CALL_TARGET(isa, call) baseline::call
+#endif

@@ -9,17 +9,6 @@
 #define ACCEL_KERNEL "kernels/cpu/lamb.cpp"
 #include "kernels/cpu/each_isa.h"
 
-namespace accel::cpu {
-
-template <class Optimizer>
-KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept {
-  return isa_supported(isa) ? ACCEL_CALL_TARGET(isa, update_kernels(types)) : TwoPassKernels{};
-}
-
-template TwoPassKernels find_update<Lamb>(Isa isa, const StoredTypes& types) noexcept;
-
-}  // namespace accel::cpu
-
 #else
 
 #include "kernels/cpu/codecs_inl.h"
@@ -152,7 +141,10 @@ void apply(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end
   write_copy<P>(tensors, begin, end);
 }
 
-TwoPassKernels update_kernels(const StoredTypes& types) noexcept {
+}  // namespace
+
+template <>
+TwoPassKernels update_kernels<Lamb>(const StoredTypes& types) noexcept {
   return with_element(types.param, [&](auto param) {
     return with_element(types.grad, [&](auto grad) -> TwoPassKernels {
       using P = decltype(param);
@@ -169,7 +161,6 @@ TwoPassKernels update_kernels(const StoredTypes& types) noexcept {
   });
 }
 
-}  // namespace
 }  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
 
 #endif

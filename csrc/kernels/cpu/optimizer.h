@@ -71,11 +71,16 @@ struct TwoPassKernels {
 template <class Optimizer>
 using KernelsOf = std::conditional_t<Optimizer::kIsTwoPass, TwoPassKernels, OptimizerKernel>;
 
+// Each instruction set's kernels of an optimizer, defined in the optimizer's .cpp.
+ACCEL_DECLARE_TARGETS(template <class Optimizer> KernelsOf<Optimizer> update_kernels(const StoredTypes& types) noexcept)
+
 // The kernels of an optimizer for these types; `Optimizer` is the declaration in its header in formulas/, whose
 // coefficients they take. Null when `isa` is not supported here, or when the optimizer cannot pack its states: two
-// passes would decode twice (LAMB). Defined in the optimizer's .cpp.
+// passes would decode twice (LAMB).
 template <class Optimizer>
-KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept;
+KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept {
+  return isa_supported(isa) ? ACCEL_CALL_TARGET(isa, update_kernels<Optimizer>(types)) : KernelsOf<Optimizer>{};
+}
 
 // The finaliser of SplitMix64 (Steele, Lea & Flood, 2014): every bit of the key affects every bit of the result.
 inline std::uint64_t mixed(std::uint64_t key) {

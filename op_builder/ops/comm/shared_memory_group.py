@@ -75,6 +75,9 @@ class SharedMemoryGroup:
         self.rank = place.rank
         self.timeout_s = place.timeout_s
         self._ops = ops
+        # A collective of a few bytes takes about as long as two attribute look-ups in a namespace of torch ops.
+        self._all_reduce = ops.all_reduce_.default
+        self._reduced = ops.all_reduce.default
         self._place = place
         self._symmetric_count = 0
         self._number = _open(ops, place)
@@ -104,12 +107,22 @@ class SharedMemoryGroup:
             OpArgumentError: an argument is invalid; nothing was sent.
             SharedMemoryCommError: a rank did not take part; the content of the tensor is undefined.
         """
-        self._call("all_reduce_", (tensor,), _reduction(op))
+        try:
+            if not tensor.is_cpu:  # torch's kernel for meta tensors does nothing
+                raise _unfit(tensor)
+            self._all_reduce(tensor, self._number, REDUCTIONS[op])
+        except Exception as error:
+            raise self._explained("all_reduce", error, tensor, op=op) from None
         return tensor
 
     def reduced(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """:meth:`all_reduce` into a new tensor."""
-        result: torch.Tensor = self._call("all_reduce", (tensor,), _reduction(op))
+        try:
+            if not tensor.is_cpu:
+                raise _unfit(tensor)
+            result: torch.Tensor = self._reduced(tensor, self._number, REDUCTIONS[op])
+        except Exception as error:
+            raise self._explained("all_reduce", error, tensor, op=op) from None
         return result
 
     def reduce_scatter(self, out: torch.Tensor, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -217,24 +230,23 @@ class SharedMemoryGroup:
         """
         self._closer()
 
-    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *arguments: int | str, operation: str = "") -> Any:
-        op = getattr(self._ops, name).default
-        if torch.compiler.is_compiling():
-            return op(*tensors, self._number, *arguments)
-        for tensor in tensors:
-            # torch's kernel for meta tensors does nothing; torch 2.10 resolves lazy views, later releases raise.
-            if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
-                raise _unfit(tensor)
+    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *arguments: int | str, operation: str = "") -> None:
         try:
-            return op(*tensors, self._number, *arguments)
-        except (RuntimeError, ValueError, MemoryError) as error:
             for tensor in tensors:
-                if tensor.layout is not torch.strided:
-                    raise _unfit(tensor) from None
-            raise self._explained(operation or name.rstrip("_"), error) from None
+                if not tensor.is_cpu:
+                    raise _unfit(tensor)
+            getattr(self._ops, name).default(*tensors, self._number, *arguments)
+        except Exception as error:
+            raise self._explained(operation or name.rstrip("_"), error, *tensors) from None
 
-    def _explained(self, operation: str, error: Exception) -> Exception:
-        """What an op's error means to the user."""
+    def _explained(self, operation: str, error: Exception, *tensors: torch.Tensor, op: str = "sum") -> Exception:
+        """What an error of an op, or of its arguments, means to the user."""
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                return _unfit(tensor)
+        if isinstance(error, OpArgumentError):
+            return error
+        _reduction(op)
         error = named_error(error)
         message = str(error)
         if isinstance(error, ValueError):
@@ -300,6 +312,4 @@ def _unfit(tensor: Any) -> OpArgumentError:
         return OpArgumentError(f"{tensor!r} is a {type(tensor).__name__}, not a tensor.", "Pass a torch.Tensor.")
     if not tensor.is_cpu:
         return OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
-    if tensor.layout is not torch.strided:
-        return OpArgumentError(f"A tensor has layout {tensor.layout}.", "Pass x.to_dense().")
-    return OpArgumentError("A tensor is a lazy view.", "Pass x.resolve_conj().resolve_neg().")
+    return OpArgumentError(f"A tensor has layout {tensor.layout}.", "Pass x.to_dense().")

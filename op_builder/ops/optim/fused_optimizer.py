@@ -64,7 +64,7 @@ class FusedOptimizer(NativeOptimizer):
                 changes none of its own tensors, but earlier groups are updated by then.
         """
         loss = self._begin_step(closure)
-        with self._update_of_groups():
+        with self._lock, self._update_of_groups():
             for batch in self._groups.current(self, self.param_groups, self.state):
                 lr = batch.group["lr"]
                 control = Control(

@@ -161,7 +161,7 @@ class HostOptimizer(NativeOptimizer):
                 "Create the optimizer without in_backward.",
             )
         loss = self._begin_step(closure)
-        with self._update_of_groups():
+        with self._lock, self._update_of_groups():
             batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
             factor = self._grad_factor(grad_scale, batches)
             self.skipped = factor is None

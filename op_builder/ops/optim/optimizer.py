@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,7 +12,7 @@ from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import check_betas, finite_number, untraced
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.native_states import NativeStates
-from op_builder.ops.optim.prepared_groups import PreparedGroups
+from op_builder.ops.optim.prepared_groups import PreparedGroups, is_same
 from op_builder.ops.optim.small_tensors import SmallTensors
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ class NativeOptimizer(NativeStates):
         self._lock = threading.RLock()  # several threads may train one model
         self._memory = SmallTensors()
         self._groups = PreparedGroups()
+        self._checked: list[list[Any]] = []  # the groups' values when their options were checked
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         """Raise an OpArgumentError if the group's options do not fit together."""
@@ -190,21 +190,18 @@ class NativeOptimizer(NativeStates):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            self._check_group(group)
+        options = [list(group.values()) for group in self.param_groups]
+        if len(options) != len(self._checked) or not all(map(is_same, options, self._checked)):
+            for group in self.param_groups:
+                self._check_group(group)
+            # What can change in place is checked in every step.
+            fixed = (_is_fixed(group[name]) for group in self.param_groups for name in group if name != "params")
+            self._checked = options if all(fixed) else []
         return loss
 
-    @contextmanager
-    def _update_of_groups(self) -> Iterator[None]:
-        """The part of a step that uses the native ops."""
-        with self._lock:
-            try:
-                yield
-            except OpArgumentError as error:
-                self._groups.forget()  # the next step checks everything
-                raise self._named(error) from None
-            finally:
-                self._groups.step_done()
+    def _update_of_groups(self) -> _UpdateOfGroups:
+        """A context for the part of a step that uses the native ops; the caller holds the lock."""
+        return _UpdateOfGroups(self)
 
     def _named(self, error: OpArgumentError) -> OpArgumentError:
         """The same error, or one that names the parameter as the user of ``step()`` knows it."""
@@ -243,3 +240,29 @@ class NativeOptimizer(NativeStates):
                     f"Leave {name} at {value!r}, or use an optimizer of torch, such as torch.optim.AdamW.",
                 )
         self._check_options(group)
+
+
+class _UpdateOfGroups:
+    # See NativeOptimizer._update_of_groups(). A class for the reason that ops.arguments.explained is one.
+    __slots__ = ("_optimizer",)
+
+    def __init__(self, optimizer: NativeOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        optimizer = self._optimizer
+        try:
+            if isinstance(error, OpArgumentError):
+                optimizer._groups.forget()  # the next step checks everything
+                raise optimizer._named(error) from None
+        finally:
+            optimizer._groups.step_done()
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether a group's option cannot change in place; the list of parameters is checked elsewhere."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_, is_not
 from typing import TYPE_CHECKING, Any
@@ -93,15 +92,9 @@ class Batch:
         """A parameter as the optimizer's user knows it."""
         return place_of(self.group_index, self.indices[at], self.params[at])
 
-    @contextmanager
-    def named_errors(self) -> Iterator[None]:
-        """Name parameters in the op's errors as the optimizer's user knows them: the op has lists of its own."""
-        try:
-            yield
-        except OpArgumentError as error:
-            message = re.sub(r"\b(?:param of )?tensor (\d+)", lambda found: self.place(int(found[1])), error.message)
-            remedy = next((_REMEDIES[role] for role in _REMEDIES if error.message.startswith(role)), error.remedy)
-            raise OpArgumentError(re.sub("^parameter", "Parameter", message), remedy) from None
+    def named_errors(self) -> _NamedErrors:
+        """A context that names parameters in the op's errors as the user knows them: the op has lists of its own."""
+        return _NamedErrors(self)
 
     def is_in_place(self) -> bool:
         """Whether the shards of DTensors still have the memory that the op knows."""
@@ -116,6 +109,24 @@ class Batch:
             self.prepared.update(options, settings)
         if self.sharding is not None:
             torch.autograd.graph.increment_version(self.params)
+
+
+class _NamedErrors:
+    # See Batch.named_errors(). A class for the reason that ops.arguments.explained is one.
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, OpArgumentError):
+            return
+        place = self._batch.place
+        message = re.sub(r"\b(?:param of )?tensor (\d+)", lambda found: place(int(found[1])), error.message)
+        remedy = next((_REMEDIES[role] for role in _REMEDIES if error.message.startswith(role)), error.remedy)
+        raise OpArgumentError(re.sub("^parameter", "Parameter", message), remedy) from None
 
 
 class PreparedGroups:
@@ -155,7 +166,7 @@ class PreparedGroups:
             batches = self._prepare(owner, groups, grads, state)
         elif (
             self._grads is None
-            or not all(map(_same, grads, self._grads))
+            or not all(map(is_same, grads, self._grads))
             or any(batch.copied or batch.sharding for batch in batches)
         ):
             if [_present(group) for group in grads] == self._seen_present:
@@ -246,8 +257,8 @@ class PreparedGroups:
         return (
             len(groups) == len(self._seen_params)
             and [group["states"] for group in groups] == self._seen_storages
-            and all(map(_same, [group["params"] for group in groups], self._seen_params))
-            and _same(list(state.values()), self._seen_states)  # a third faster than over the values themselves
+            and all(map(is_same, [group["params"] for group in groups], self._seen_params))
+            and is_same(list(state.values()), self._seen_states)  # a third faster than over the values themselves
             and not self._changes.any
             and all(map(Batch.is_in_place, self._batches or ()))
         )
@@ -328,7 +339,7 @@ def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -
         )
 
 
-def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:
+def is_same(present: Sequence[Any], seen: Sequence[Any]) -> bool:
     """Whether both have the same objects in the same order."""
     return len(present) == len(seen) and all(map(is_, present, seen))
 

@@ -102,6 +102,16 @@ def test_every_binding_builds(root: Path, binding: Binding, text: str) -> None:
     assert build_library(recipe, cache_root=root).is_cached
 
 
+def test_a_source_in_parts_is_compiled_once_for_each(root: Path, tmp_path: Path) -> None:
+    source = tmp_path / "value.c"
+    source.write_text(
+        "#if ACCEL_PART == 0\nint part(void); int value(void) { return part(); }\n"
+        "#else\nint part(void) { return ACCEL_PART; }\n#endif\n"
+    )
+    recipe = Recipe("value", Binding.C, sources=(str(source),), parts={str(source): 2})
+    assert value(build_library(recipe, cache_root=root)) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -114,6 +124,7 @@ def test_every_binding_builds(root: Path, binding: Binding, text: str) -> None:
         ({"sources": ("/",)}, SourceNotFoundError, "not a file"),
         ({"cxx_flags": "-O3"}, ArgumentError, "its cxx_flags"),
         ({"source_flags": {"other.c": ("-O3",)}}, ArgumentError, "other.c"),
+        ({"parts": {"other.c": 2}}, ArgumentError, "other.c"),
     ],
 )
 def test_a_bad_recipe_is_refused_before_anything_is_written(

@@ -66,7 +66,10 @@ REFUSED: dict[str, list[Call]] = {
     "layout torch.sparse_coo": with_tensor(torch.sparse_coo_tensor(size=(3,), check_invariants=False)),
     "is a list, not a tensor": with_tensor([1.0, 2.0]),
     "reaches to byte 400 of its storage, which has 0": with_each("all_reduce", freed()),
-    "lazy view": with_each("broadcast", (torch.zeros(3, dtype=torch.complex64).conj(), 0)),
+    "lazy view": [
+        *with_tensor(torch.zeros(4, dtype=torch.complex64).conj().imag),
+        *with_each("broadcast", (torch.zeros(3, dtype=torch.complex64).conj(), 0)),
+    ],
     "only float32, bfloat16, float16 and int32 are supported": with_each(
         "all_reduce", *(torch.zeros(4, dtype=dtype) for dtype in (torch.float64, torch.int64, torch.bool))
     ),

@@ -356,6 +356,23 @@ def test_bad_options_are_refused(optimizer: type[Any], options: dict[str, Any], 
         with pytest.raises(OpArgumentError, match=text) as caught:
             call()
         assert caught.value.remedy
+    made.step()
+    made.param_groups[0].update(options)
+    with pytest.raises(OpArgumentError, match=text):
+        made.step()
+
+
+def test_options_that_change_in_place_are_checked_in_every_step() -> None:
+    lr, betas = torch.tensor(1e-3), [0.9, 0.99]
+    made = CPUAdam(make_params(), lr=lr, betas=betas)
+    made.step()
+    betas[0] = 1.0
+    with pytest.raises(OpArgumentError, match=r"betas\[0\]"):
+        made.step()
+    betas[0] = 0.9
+    lr.fill_(math.nan)
+    with pytest.raises(OpArgumentError, match="lr is nan"):
+        made.step()
     assert len(made.param_groups) == 1
 
 
