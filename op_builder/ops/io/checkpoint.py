@@ -64,14 +64,15 @@ class CheckpointWriter(_InDirectory, StorageWriter):
 
     Each rank writes one safetensors file, past the page cache, with a checksum (XXH3) of each MiB of a tensor. The
     coordinator then publishes all files by one rename, and removes those of the checkpoint that they replace.
-    docs/checkpoints.md has the guarantees.
+    Errors reach all ranks in torch's ``CheckpointException``, whose ``failures`` have them by rank. docs/checkpoints.md
+    has the guarantees.
 
     Args:
         path: the directory; created if it is missing.
         overwrite: whether to replace a checkpoint in it; otherwise that is an error, before anything is written.
         is_durable: whether a finished checkpoint outlives a power cut (``fsync``).
 
-    Raises (on all ranks, as a ``CheckpointException`` of torch whose ``failures`` have the errors by rank):
+    Raises:
         OpArgumentError: a value cannot be stored, or there is a checkpoint and ``overwrite`` is False.
         StorageError: the directory cannot be written or the disk is full; an earlier checkpoint is unchanged.
         IncompatibleOpError: this machine is big-endian, or the op ``async_io`` cannot be loaded.
@@ -152,12 +153,12 @@ class CheckpointReader(_InDirectory, StorageReader):
 
     Ranks may be more or fewer than at the save. Each reads the blocks that its shards need, from the page cache as far
     as it has them, and verifies their checksums. Non-tensor values are pickles, as in every checkpoint of
-    ``torch.distributed.checkpoint``: load only files that you trust.
+    ``torch.distributed.checkpoint``: load only files that you trust. Errors reach all ranks as in the writer.
 
     Args:
         path: the directory.
 
-    Raises (on all ranks, as a ``CheckpointException`` of torch whose ``failures`` have the errors by rank):
+    Raises:
         StorageError: the directory has no such checkpoint, a file is missing or cannot be read.
         DamagedTensorError: a file is not what was saved; tensors may have been changed already.
     """
