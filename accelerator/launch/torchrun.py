@@ -353,7 +353,7 @@ def rendezvous_error(job: Job, error: Exception) -> LaunchError:
     reason = str(error.__cause__ or error).partition("\n")[0]
     port, here = job.master_port or DEFAULT_PORT, socket.gethostname()
     if isinstance(error, RendezvousClosedError):
-        message, remedy = "Another host has ended the launch.", "See the messages of that host."
+        message, remedy = "Another host has ended the launch.", "Read the output of accel-launch on that host."
     elif "EADDRINUSE" in reason or "already in use" in reason.lower():
         message = f"Port {port} of {here}, needed for rank 0, is in use."
         remedy = "Use another --master_port, the same on all hosts, or end the process that uses it ('ss -ltnp')."
