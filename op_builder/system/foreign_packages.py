@@ -67,7 +67,7 @@ def _written_over(name: str, root: Path) -> ForeignPackage | None:
     reason = (
         f"{file} belongs to both accel-ops and {others[0]}; its content is that of {''.join(writers[:1]) or 'neither'}."
     )
-    remedy = f"Use separate environments: `pip uninstall {others[0].split()[0]}`, then repeat the installation of this project."
+    remedy = f"Use separate environments: `pip uninstall {others[0].split()[0]}`, then install this project again."
     return ForeignPackage(name, reason, remedy)
 
 
