@@ -1,21 +1,25 @@
 # The two commands: `make demo` trains a small model through the library, `make test` runs the
-# suite. Both need only Python >= 3.10 and a C++ compiler, or EXTRAS=demo,test,compiler for ziglang's; everything else
-# goes into .venv.
+# suite. Both need only Python >= 3.10 and a C++ compiler, or EXTRAS=compiler for ziglang's; everything else goes into
+# .venv.
 
 PYTHON ?= python3
 # TORCH=2.15.0 works with that torch, in a virtual environment of its own: .venv-torch-2.15.0
 TORCH ?=
+comma := ,
 VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
+# What the demo needs is installed first, what the tests need later.
+DEMO_READY := $(VENV)/.ready_demo
 READY := $(VENV)/.ready
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,build_tools/constraints.txt)
 # SLOW=1 adds the tests that take minutes; ARGS goes to the program that a target runs.
 SLOW ?= 0
-# What is installed; some tests skip without ccl (1.2 GB) and frameworks: EXTRAS=demo,test,ccl,frameworks
-EXTRAS ?= demo,test
+# What else is installed; some tests skip without ccl (1.2 GB) and frameworks: EXTRAS=ccl,frameworks
+EXTRAS ?=
 ARGS ?=
 # A constraint file in pip's own configuration may exclude the chosen torch, so ours replaces it.
-PIP_INSTALL := $(if $(TORCH),PIP_CONSTRAINT=$(CONSTRAINTS) )$(BIN)/python -m pip install --quiet \
+# On a terminal pip shows its progress; elsewhere each step is one line.
+PIP_INSTALL := $(if $(TORCH),PIP_CONSTRAINT=$(CONSTRAINTS) )$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) \
   --disable-pip-version-check -c $(CONSTRAINTS)
 MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 
@@ -33,20 +37,28 @@ help:
 
 DOCS_READY := $(VENV)/.ready_docs
 
-$(READY): pyproject.toml setup.py build_tools/constraints.txt
+$(DEMO_READY): pyproject.toml setup.py build_tools/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
-	@echo "Setting up $(VENV): torch and the test tools, a minute or two ..."
+	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV) || (echo "Creating $(VENV) failed; on Debian and Ubuntu: apt-get install python3-venv" && false)
 	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' build_tools/constraints.txt > $(CONSTRAINTS))
+	@echo "Installing setuptools and wheel ..."
 	@$(PIP_INSTALL) setuptools wheel
-	@$(PIP_INSTALL) -e '.[$(EXTRAS)]'
+	@echo "Installing torch (0.2 GB for CPUs, 2 GB with CUDA), accel-ops$(if $(EXTRAS), with $(EXTRAS)), numpy and matplotlib ..."
+	@$(PIP_INSTALL) -e '.[demo$(if $(EXTRAS),$(comma)$(EXTRAS))]'
 	@touch $@
 
-$(DOCS_READY): $(READY)
+$(READY): $(DEMO_READY)
+	@echo "Installing the test tools (0.5 GB) ..."
+	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(DOCS_READY): $(DEMO_READY)
+	@echo "Installing mkdocs ..."
 	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/python -m examples.train_characters $(ARGS)
 
 # Only with the pinned torch: mypy reads the types of torch, which differ between releases.
@@ -73,7 +85,7 @@ docs: $(DOCS_READY)
 
 # In an environment of its own: the tests in .venv must not find ziglang.
 release:
-	@$(MAKE) --no-print-directory VENV=.venv-release EXTRAS=release,compiler .venv-release/.ready
+	@$(MAKE) --no-print-directory VENV=.venv-release EXTRAS=release,compiler .venv-release/.ready_demo
 	.venv-release/bin/python build_tools/release.py $(ARGS)
 
 clean:

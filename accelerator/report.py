@@ -145,7 +145,7 @@ def _print_tables(data: dict[str, Any]) -> None:
     if data["trace"]:
         trace = table("Detection, in order")
         for entry in data["trace"]:
-            result = Text("accepted", "green") if entry["accepted"] else Text("rejected", "dim")
+            result = Text("chosen", "green") if entry["accepted"] else Text("no", "dim")
             trace.add_row(Text(entry["label"]), result, Text(entry["reason"] or ""))
         console.print(trace)
 

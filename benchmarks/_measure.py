@@ -151,7 +151,7 @@ def make_progress() -> Progress:
 def interleave(
     contenders: Mapping[str, Callable[[], T]], rounds: int, description: str, *, warm_ups: int = 1
 ) -> dict[str, list[T]]:
-    """Let the contenders take turns, so that noise hits all of them alike; show a progress bar.
+    """Alternate the contenders, so that noise hits all of them alike; show a progress bar.
 
     Args:
         contenders: by name, a function that does the work once and returns its measurement.

@@ -3,7 +3,7 @@
 The limit of a case is the time to move its bytes at the bandwidth of x.mul_(1) (8 bytes
 for each float32 element, in place), measured in the same run with the same threads. It is
 the bandwidth of memory only if the tensors fit in no cache: choose --numel accordingly.
-Contenders take turns; a figure is the best of a contender's turns.
+The contenders alternate; a figure is the best of a contender's turns.
 
 Contenders work in the same memory, also the peer in another process and the limit's
 stream: on shared machines the pages of one process can be half as fast as others. Only

@@ -1,6 +1,6 @@
 """async_io against fio and DeepSpeed's op: tensors and one file, without the page cache.
 
-Each contender first tries all its settings three times. Then all take turns, each with
+Each contender first tries all its settings three times. Then all alternate, each with
 its fastest setting or, if several are as fast, with the one of those that takes the least
 CPU time. A figure is the median of a contender's turns.
 """

@@ -1,7 +1,7 @@
 """Time to import, to build and to load, against limits and peers.
 
 A figure is the median of new processes. torch is imported before the clock starts,
-except where the row says otherwise. Contenders take turns.
+except where the row says otherwise. The contenders alternate.
 
 "bare commands" are the compiler commands of the op, run without the engine with
 the same parallelism.

@@ -2,7 +2,7 @@
 
 The start is the time from the command to the first statement of the last of two ranks.
 The loop multiplies matrices and all-reduces a million floats over gloo on two ranks, with
-one thread each. Bound and unbound ranks run for the whole benchmark and take turns, so
+one thread each. Bound and unbound ranks run for the whole benchmark and alternate, so
 that other load on the machine hits both. The spread of a block of turns is the distance
 between its 5th and 95th percentile, in medians.
 """

@@ -2,7 +2,7 @@
 
 A model of linear layers in float32 is trained with a small batch, so that parameters, gradients and
 the states of AdamW take nearly all memory. The peak is that of the process, less what it had before
-it made the model. The time is that of the best iteration. Contenders take turns.
+it made the model. The time is that of the best iteration. The contenders alternate.
 """
 
 from __future__ import annotations

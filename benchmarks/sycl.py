@@ -1,7 +1,7 @@
 """Ops with SYCL kernels on the SYCL CPU device, against torch and the CPU ops.
 
 A load is a new process with torch imported before the clock starts; it ends when the op has
-worked once, with its kernel compiled. The contenders of a case take turns in one process;
+worked once, with its kernel compiled. The contenders of a case alternate in one process;
 a figure is the best of the turns. For a function that torch does not have, the peer is what
 a user writes with torch instead, eagerly.
 """

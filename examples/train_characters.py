@@ -6,7 +6,7 @@ The text is the source of Python's standard library; the accelerator chooses the
 native code that is compiled the first time and loaded from the cache after that. On a GPU it works on float32
 masters in host memory: gradients are copied to the host, parameters to the device.
 
-    python -m examples.train_characters [--steps 400] [--seed 0] [--out out] [--host-masters] [--dtype bfloat16]
+    python -m examples.train_characters [--steps 200] [--seed 0] [--out out] [--host-masters] [--dtype bfloat16]
         [--kernels sycl]
 """
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser(__doc__, steps=400)
+    parser = make_parser(__doc__, steps=200)
     parser.add_argument("--out", type=Path, default=Path("out"), help="directory of the picture (default: out)")
     parser.add_argument(
         "--host-masters",

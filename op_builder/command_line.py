@@ -30,7 +30,8 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
         if error.name not in REQUIRED:
             raise
         sys.exit(
-            f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install {error.name}."
+            f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. "
+            f"Remedy: `pip install {error.name}`."
         )
     except KeyboardInterrupt:
         print(f"Interrupted. {interrupted}".rstrip(), file=sys.stderr)

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 def current_accelerator() -> DeepSpeedAccelerator:
     """The accelerator of this process; the first call detects it."""
-    from accelerator import get_accelerator
+    try:
+        from accelerator import get_accelerator
+    except ImportError as error:
+        from op_builder.errors import LoadError
+        from op_builder.system.foreign_packages import foreign_packages
+
+        for found in foreign_packages():
+            raise LoadError(found.reason, found.remedy) from error
+        raise
 
     return get_accelerator()
 

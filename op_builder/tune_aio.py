@@ -198,7 +198,7 @@ def search(
     if not measured:
         settings, reason = next(iter(failed.items()))
         raise AccelError(
-            f"Nothing could be measured. {settings}: {reason}", "See python -m op_builder.report --op async_io."
+            f"Nothing could be measured. {settings}: {reason}", "See `python -m op_builder.report --op async_io`."
         )
     finalists = [*(best for engine in grid.engines for best in best_of(engine)), *(one.settings for one in medians())]
     chosen = list(dict.fromkeys(finalists))[:_FINALISTS]

@@ -302,7 +302,7 @@ def _address(job: Job) -> str:
 
 
 def _other_host_ended() -> LaunchError:
-    return LaunchError("Another host has ended the launch.", "See the messages of that host.")
+    return LaunchError("Another host has ended the launch.", "Read the output of accel-launch on that host.")
 
 
 def meeting_error(job: Job, error: Exception) -> LaunchError:

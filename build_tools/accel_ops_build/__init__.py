@@ -221,5 +221,5 @@ def _source_package(name: Path) -> Path:
             return Path.cwd() / root / name
     return fail(
         f"The package {name} is neither in {Path.cwd()} nor in its src/, so its ops cannot be installed.",
-        "Install without -e, or build the ops into the cache: python -m op_builder.build.",
+        "Install without -e, or build the ops into the cache: `python -m op_builder.build`.",
     )

@@ -59,7 +59,7 @@ def add_file(wheel: Path, file: Path) -> None:
 def require_packer() -> None:
     """Exit with an error if the package ``wheel`` is missing, as it may be without build isolation."""
     if importlib.util.find_spec("wheel") is None:
-        fail("The package 'wheel', which packs a wheel with ops, is missing.", "Install it: pip install wheel.")
+        fail("The package 'wheel', which packs a wheel with ops, is missing.", "Install it: `pip install wheel`.")
 
 
 def pack(tree: Path, directory: Path, tag: str) -> str:

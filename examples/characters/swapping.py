@@ -34,7 +34,7 @@ class _Chunk:
 
 
 class SwappedAdam(Optimizer):
-    """:class:`CPUAdam` in chunks of parameters whose moments take turns in a few buffers.
+    """:class:`CPUAdam` in chunks of parameters whose moments share a few buffers.
 
     While one chunk is updated, the moments of the next are read and those of the one before written.
     A chunk is updated as soon as the backward pass has all its gradients, beginning with the last

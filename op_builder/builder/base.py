@@ -46,13 +46,11 @@ _checked: ContextVar[tuple[OpBuilder, Callable[[], BuildPlan]] | None] = Context
 class OpBuilder(ABC):
     """Base class of all builders.
 
-    Class attributes:
-        NAME: the op's name, ``cpu_adam``.
+    Attributes:
+        NAME: the op's name, ``cpu_adam``; a class attribute, as the next three.
         BUILD_VAR: the variable that requests the op in a prebuild, ``ACCEL_BUILD_CPU_ADAM``.
         BINDING: how the binary registers with Python; ``Binding.TORCH`` accepts any style.
         SUMMARY: one line for the report.
-
-    Attributes:
         name: the op's name.
         jit_mode: whether ``jit_load()`` was called.
         build_for_cpu: whether only host code is built.

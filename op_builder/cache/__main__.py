@@ -86,7 +86,7 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
     found = [(usage, entry) for usage, entry in entries if entry is not None]
     if not found:
         raise AccelError(
-            f"Op {options.op!r} has no entry in {cache.root}.", "python -m op_builder.cache list shows all entries."
+            f"Op {options.op!r} has no entry in {cache.root}.", "`python -m op_builder.cache list` shows all entries."
         )
     blocks = []
     for usage, entry in found:
@@ -177,7 +177,7 @@ def _export(cache: Cache, options: argparse.Namespace) -> Answer:
         entries = [entry for entry in built if entry.manifest.kind != "header"]
     missing = " ".join(sorted(set(options.ops) - {entry.manifest.op for entry in entries}))
     if missing:
-        raise AccelError(f"Not in the cache: {missing}.", f"Build first: python -m op_builder.build {missing}.")
+        raise AccelError(f"Not in the cache: {missing}.", f"Build first: `python -m op_builder.build {missing}`.")
     count = export_bundle(cache, entries, options.file)
     data = {"file": str(options.file), "entries": count, "size_bytes": options.file.stat().st_size}
     return 0, data, f"{_entries(entries)} written to {options.file} ({size_text(data['size_bytes'])})."
@@ -203,16 +203,16 @@ def _import(cache: Cache, options: argparse.Namespace) -> Answer:
 
 def _init(cache: Cache, options: argparse.Namespace) -> Answer:
     _share(cache, options.shared)
-    sharers = "everybody may read it" if options.readers else f"the members of group {options.shared} may write it"
+    sharers = "all users may read it" if options.readers else f"the members of group {options.shared} may write it"
     directory, user = cache.root.resolve(), os.geteuid()
-    text = f"{directory} is a cache; {sharers}. Set ACCEL_CACHE_DIR={directory} where it is to be used."
+    text = f"{directory} is a cache; {sharers}. Set ACCEL_CACHE_DIR={directory} for the programs that use it."
     if user != 0:
         text += f" Users who trust you also set ACCEL_CACHE_TRUST={user}."
     return 0, {"directory": str(directory), "group": options.shared}, text
 
 
 def _share(cache: Cache, group: int | None) -> None:
-    """Make an empty cache that everybody may read, and that the members of ``group`` may write."""
+    """Make an empty cache that all users may read, and that the members of ``group`` may write."""
     root = cache.root
     with cache.errors_explained():
         cache.require_ours()
@@ -270,7 +270,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         metavar="GROUP",
         help="the members of this group read and write it; each of them can run code as the others",
     )
-    sharers.add_argument("--readers", action="store_true", help="everybody reads it; only you write it")
+    sharers.add_argument("--readers", action="store_true", help="all users read it; only you write it")
     add("list", "list all entries, the most recently used first")
     add("info", "show everything about the entries of one op").add_argument("op", metavar="OP")
     verify = add("verify", "check every binary; set damaged entries aside")

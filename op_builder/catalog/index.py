@@ -1,7 +1,7 @@
 """The index of this project's ops: where each is declared.
 
 All other lists of ops follow from it: the packages ``op_builder.cpu``, ``cuda``, ``xpu`` and ``host``, ``ALL_OPS``, the
-report, the switches ``ACCEL_BUILD_<OP>``, uv's cache keys in ``pyproject.toml`` and the table in ``README.md``
+report, the switches ``ACCEL_BUILD_<OP>``, uv's cache keys in ``pyproject.toml`` and the table in the documentation
 (``python -m op_builder.catalog`` prints them).
 """
 

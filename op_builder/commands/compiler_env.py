@@ -1,4 +1,4 @@
-"""``accel-ops env``: the environment variables by which other programs compile with ziglang's clang."""
+"""``accel-ops env``: the environment variables with which other programs compile with ziglang's clang."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     """The command line; returns the exit status: 0, or 1 if something is not installed."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Print the environment variables by which torch.compile, Triton and other programs compile with "
+        description="Print the environment variables with which torch.compile, Triton and other programs compile with "
         'clang of the Python package ziglang. In a shell: eval "$(accel-ops env)".',
     )
     form = parser.add_mutually_exclusive_group()
@@ -44,7 +44,7 @@ def compiler_variables() -> dict[str, str]:
         ToolchainError: ziglang or the scripts of accel-ops are not installed.
     """
     if packaged_command("c++") is None:
-        raise ToolchainError(f"ziglang is not installed in {sys.prefix}.", "pip install ziglang.")
+        raise ToolchainError(f"ziglang is not installed in {sys.prefix}.", "Install it: `pip install ziglang`.")
     return {
         "CC": _script("accel-cc"),
         "CXX": _script("accel-c++"),

@@ -179,7 +179,11 @@ class _Build:
             with budget.take(self.jobs, self.options.cancel) as jobs:
                 logger.info("Building %s.", _description(self.plan, jobs))
                 if len(steps) < len(commands.compile_steps):
-                    logger.info("Earlier builds have compiled all but %d of the files.", len(steps))
+                    logger.info(
+                        "Compiling %d of %d files; earlier builds have compiled the others.",
+                        len(steps),
+                        len(commands.compile_steps),
+                    )
                 self._run(steps, staging, jobs)
                 self.position.unfinished = list
                 return commands

@@ -262,8 +262,8 @@ def find_ninja() -> str:
             return program
         reasons.append(f"{program} does not run: {version.errors.strip()}")
     if reasons:
-        raise ToolchainError(f"No ninja works. {'; '.join(reasons)}.", "Reinstall it: pip install ninja.")
+        raise ToolchainError(f"No ninja works. {'; '.join(reasons)}.", "Reinstall it: `pip install ninja`.")
     raise ToolchainError(
         "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
-        "Install it: pip install ninja.",
+        "Install it: `pip install ninja`.",
     )

@@ -118,7 +118,9 @@ def _checked(recipe: Recipe) -> Recipe:
     absolute = {name: os.path.abspath(name) for name in lists["sources"]}
     for name, path in absolute.items():
         if not os.path.isfile(path):
-            raise SourceNotFoundError(f"{where} the source {name!r} is not a file ({path}).", "Correct its sources.")
+            raise SourceNotFoundError(
+                f"{where} the source {name!r} is not a file ({path}).", "Pass paths of existing files in sources."
+            )
     lists["sources"] = list(absolute.values())
     lists["include_dirs"] = list(map(os.path.abspath, lists["include_dirs"]))
     lists = {name: tuple(words) for name, words in lists.items()}

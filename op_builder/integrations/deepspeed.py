@@ -174,7 +174,9 @@ class _OnEngine(OpBuilder):
             return super().plan_for(facts)
         except IncompatibleOpError as error:
             if getattr(error.__cause__, "name", "") == "dskernels":
-                raise IncompatibleOpError(error.message, "pip install deepspeed-kernels") from error.__cause__
+                raise IncompatibleOpError(
+                    error.message, "Install it: `pip install deepspeed-kernels`."
+                ) from error.__cause__
             raise
 
 
@@ -210,7 +212,9 @@ def _deepspeeds_accelerator() -> ModuleType:
         found = importlib.import_module(name)
     except ImportError as error:
         if error.name not in (name, "deepspeed.accelerator"):
-            raise DeepSpeedMissingError(f"DeepSpeed cannot be imported: {error}.", "pip install deepspeed") from error
+            raise DeepSpeedMissingError(
+                f"DeepSpeed cannot be imported: {error}.", "Install it: `pip install deepspeed`."
+            ) from error
         place = [*sys.modules["deepspeed"].__path__]
         raise DeepSpeedMissingError(
             f"The package 'deepspeed' at {place} has no module {name.partition('.')[2]}.",

@@ -91,7 +91,9 @@ def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
             require(spec.name, outcomes)
         opener = _OPENERS.get(entry.manifest.kind)
         if opener is None:
-            raise LoadError(f"{entry.artifact} is a precompiled header.", "python -m op_builder.cache clear")
+            raise LoadError(
+                f"{entry.artifact} is a precompiled header.", "Empty the cache: `python -m op_builder.cache clear`."
+            )
         with _one_thread(identity):
             if identity not in _opened:
                 _open_needed(entry, spec, cache)

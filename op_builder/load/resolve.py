@@ -209,7 +209,7 @@ def _other_sycl(manifest: Manifest, machine: Machine) -> Rejection | None:
         return None
     runtime = machine.sycl
     if runtime is None:
-        remedy = "Install the SYCL runtime: pip install intel-sycl-rt intel-opencl-rt."
+        remedy = "Install the SYCL runtime: `pip install intel-sycl-rt intel-opencl-rt`."
         return Rejection(f"It needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed.", remedy)
     if str(runtime.major) != needed:
         return Rejection(f"It needs {SYCL_LIBRARY}.{needed}, the installed SYCL runtime is {runtime.version}.")

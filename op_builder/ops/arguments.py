@@ -76,7 +76,9 @@ def finite_number(name: str, value: SupportsFloat) -> float:
     except (TypeError, ValueError, RuntimeError):
         raise OpArgumentError(f"{name} is {value!r}, which is not a number.", f"Pass {name} as a float.") from None
     if not 0 <= number <= sys.float_info.max:
-        raise OpArgumentError(f"{name} is {number}; it must be finite and at least 0.", f"Correct {name}.")
+        raise OpArgumentError(
+            f"{name} is {number}; it must be finite and at least 0.", f"Pass a finite {name} of at least 0."
+        )
     return number
 
 
@@ -84,7 +86,9 @@ def fraction(name: str, value: SupportsFloat) -> float:
     """``value`` as a float in [0, 1), or an OpArgumentError."""
     number = finite_number(name, value)
     if not _is_traced_tensor(value) and number >= 1:
-        raise OpArgumentError(f"{name} is {number}; it must be at least 0 and below 1.", f"Correct {name}.")
+        raise OpArgumentError(
+            f"{name} is {number}; it must be at least 0 and below 1.", f"Pass a {name} from 0 to below 1."
+        )
     return number
 
 
@@ -100,7 +104,9 @@ def check_betas(betas: Any) -> None:
     try:
         beta1, beta2 = betas
     except (TypeError, ValueError):
-        raise OpArgumentError(f"betas is {betas!r}; it must be two numbers.", "Correct betas.") from None
+        raise OpArgumentError(
+            f"betas is {betas!r}; it must be two numbers.", "Pass two numbers, for example betas=(0.9, 0.999)."
+        ) from None
     fraction("betas[0]", beta1)
     fraction("betas[1]", beta2)
 

@@ -20,6 +20,7 @@ from op_builder.errors import AccelError, CacheError, IncompatibleOpError
 from op_builder.load.load import load
 from op_builder.load.lookup import without_compiling
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
+from op_builder.system.foreign_packages import foreign_packages
 from op_builder.system.outcomes import Passed, facts_of, failures
 from op_builder.system.records import Memo
 from op_builder.system.storage_engines import forced_engine
@@ -37,6 +38,7 @@ def environment() -> dict[str, Any]:
         "accel_ops": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
         "torch": _or_error(_torch),
+        "foreign_packages": _foreign_packages(),
         "toolchains": _toolchains(),
         "sycl": _or_error(lambda: sycl_facts(Cache(is_ours=False))),
         "cpu": _or_error(_cpu),
@@ -50,10 +52,15 @@ def environment() -> dict[str, Any]:
 def parts() -> dict[str, dict[str, Any]]:
     """What ``accel-ops doctor`` checks of the machine, by name; quicker than :func:`environment`."""
     return {
+        **_foreign_packages(),
         "torch": _or_error(_torch),
         **_toolchains(),
         "cpu": _or_error(_cpu),
     }
+
+
+def _foreign_packages() -> dict[str, dict[str, Any]]:
+    return {f"package {found.name}": {"error": found.reason, "remedy": found.remedy} for found in foreign_packages()}
 
 
 def _toolchains() -> dict[str, Any]:

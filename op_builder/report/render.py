@@ -197,6 +197,7 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
             + ("" if cache["writable"] else ", read-only"),
         ),
     ]
+    rows += environment["foreign_packages"].items()
     rows += [(name, value) for name, value in environment["variables"].items()]
     return rows
 

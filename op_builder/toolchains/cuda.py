@@ -110,7 +110,7 @@ def find_cuda(memo: Memo, *, for_torch: bool = True) -> CudaToolkit:
         version = "" if built is None else f"=={built}.*"
         remedy = (
             "Install the CUDA toolkit and set CUDA_HOME to it. It is on PyPI, too: "
-            f"pip install 'cuda-toolkit[{_WHEELS}]{version}'."
+            f"`pip install 'cuda-toolkit[{_WHEELS}]{version}'`."
         )
     raise MissingCUDAException(
         "No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, and nvcc is not on PATH, "

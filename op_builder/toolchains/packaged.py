@@ -104,7 +104,7 @@ def cxx() -> NoReturn:
 def _execute(language: str, name: str) -> NoReturn:
     command = packaged_command(language)
     if command is None:
-        sys.exit(f"{name}: the package ziglang is not installed in {sys.prefix}. Remedy: pip install ziglang.")
+        sys.exit(f"{name}: the package ziglang is not installed in {sys.prefix}. Remedy: `pip install ziglang`.")
     arguments = supported_link_flags(sys.argv[1:])
     if any(word.startswith(_QUERIES) for word in arguments) or arguments == ["-v"]:
         command = tuple(word.removesuffix(f".{_OLDEST_GLIBC}") for word in command)

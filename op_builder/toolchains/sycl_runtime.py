@@ -23,9 +23,9 @@ from op_builder import env
 from op_builder.errors import LoadError
 from op_builder.system.torch_install import torch_install
 
-INSTALL_REMEDY = "Install the SYCL runtime: pip install intel-sycl-rt intel-opencl-rt."
+INSTALL_REMEDY = "Install the SYCL runtime: `pip install intel-sycl-rt intel-opencl-rt`."
 
-REINSTALL_REMEDY = "Reinstall the SYCL runtime: pip install --force-reinstall intel-sycl-rt."
+REINSTALL_REMEDY = "Reinstall the SYCL runtime: `pip install --force-reinstall intel-sycl-rt`."
 
 # The header with a runtime's version.
 _VERSION_HEADER = Path("include", "sycl", "version.hpp")

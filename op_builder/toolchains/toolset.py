@@ -131,7 +131,8 @@ def _find_packaged(memo: Memo, target: "Target") -> Compiler:
     command = packaged_command("c++", target)
     if command is None:
         raise ToolchainError(
-            f"Building for {target.name} needs the package ziglang, which is not installed.", "pip install ziglang"
+            f"Building for {target.name} needs the package ziglang, which is not installed.",
+            "Install it: `pip install ziglang`.",
         )
     return identify(command, memo)
 

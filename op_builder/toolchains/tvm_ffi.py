@@ -10,7 +10,7 @@ from typing import Any
 from op_builder.errors import IncompatibleOpError
 from op_builder.plan import ForeignLibrary
 
-INSTALL_REMEDY = "Install it: pip install apache-tvm-ffi."
+INSTALL_REMEDY = "Install it: `pip install apache-tvm-ffi`."
 
 
 def tvm_ffi() -> Any:

@@ -82,6 +82,12 @@ class Environment:
     def python(self) -> Path:
         return self.programs / "python"
 
+    def add_pip(self) -> None:
+        """The program ``pip``, which an environment made with ``--without-pip`` lacks."""
+        program = self.programs / "pip"
+        program.write_text(f"#!{self.python}\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n")
+        program.chmod(0o755)
+
     @property
     def site(self) -> Path:
         """Its directory of installed packages."""

@@ -212,7 +212,8 @@ class HierarchicalCollectives:
                 error,
                 f" It is the first rank of its host and gave up between the {len(self._layout.hosts)} hosts of the "
                 f"group, or is still waiting there. {note}".rstrip(),
-                remedy="See that rank's error, and which rank of another host is missing. The ranks need a new group.",
+                remedy="Read that rank's error in its output, find "
+                "which rank of another host is missing, and make a new group.",
             ) from error
 
     def _require_usable(self) -> None:

@@ -152,7 +152,7 @@ def _read(made: MadeGroups, rank: int) -> HostFacts:
     except RuntimeError as error:
         raise CommunicationError(
             f"Rank {rank} did not join the group: {str(error).splitlines()[0]}.{made.difference(rank)}",
-            "Check why it ended, or pass a longer timeout to init_process_group() or new_group().",
+            "Read the end of that rank's output, or pass a longer timeout to init_process_group() or new_group().",
         ) from error
     try:
         return HostFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))

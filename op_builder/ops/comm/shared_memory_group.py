@@ -32,9 +32,9 @@ _FAILED = "shm_comm: "  # how an op's error for a failed collective begins
 # In the order of Failure::Kind of csrc/kernels/comm/phases.h.
 _REMEDIES = {
     "none": "",
-    "died": "Check why it ended. This group is broken; make a new one of the surviving ranks.",
+    "died": "Read the end of that rank's output or log. This group is broken; make a new one of the surviving ranks.",
     "left": "Close the group on all ranks only after the last collective.",
-    "gave_up": "See that rank's error. This group is broken; make a new one.",
+    "gave_up": "Read that rank's error in its output or log. This group is broken; make a new one.",
     "late": "Check what it does instead, or raise timeout_s or ACCEL_COMM_TIMEOUT_S. This group is broken.",
     "interrupted": "This group is broken; make a new one.",
     "mismatch": "Call the same collectives in the same order on all ranks of a group. "
@@ -215,7 +215,7 @@ class SharedMemoryGroup:
         if lacking_rank < self.size:
             raise SharedMemoryCommError(
                 f"Rank {lacking_rank} cannot map {size_bytes} bytes of symmetric memory of each rank.",
-                "See that rank's error. The group is usable.",
+                "Read that rank's error in its output or log. The group is usable.",
                 rank=lacking_rank,
                 operation="empty_symmetric",
                 is_group_usable=True,

@@ -197,7 +197,7 @@ class Meeting:
         except OSError:
             raise SharedMemoryCommError(
                 f"Rank {rank} ended while it joined group {self.key!r}.",
-                "Check why it ended.",
+                "Read the end of that rank's output or log.",
                 rank=rank,
                 operation="new_group",
             ) from None

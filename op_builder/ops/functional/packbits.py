@@ -16,7 +16,7 @@ _BIT_ORDERS = ("little", "big")
 
 
 class SignBitsModule:
-    """The signs of numbers as bits, eight in a byte, the first in its highest bit; for 1-bit optimizers.
+    """Packs the signs of numbers into bits, eight in a byte, the first in its highest bit; for 1-bit optimizers.
 
     It is the object that ``PackbitsBuilder().load()`` returns on devices without the SYCL kernels.
     """

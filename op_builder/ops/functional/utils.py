@@ -11,7 +11,7 @@ from op_builder.spec import OpFamily
 
 
 class FlatModule:
-    """Many tensors as one, and back: the object that ``UtilsBuilder().load()`` returns."""
+    """Flattens tensors into one, and splits it again: the object that ``UtilsBuilder().load()`` returns."""
 
     def flatten(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """A new one-dimensional tensor with the elements of all tensors, which have one type and device."""

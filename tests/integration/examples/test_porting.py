@@ -93,10 +93,11 @@ def test_the_ported_script_names_no_device() -> None:
     assert not re.findall(r"cuda|cpu|nccl|gloo", after.partition('"""\n\n')[2])
 
 
-def test_every_call_of_torch_cuda_in_the_guide_exists() -> None:
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the guide names the members of torch 2.13")
+def test_the_guide_names_all_of_torch_cuda_and_nothing_else() -> None:
     names = set(re.findall(r"torch\.cuda\.([A-Za-z][\w.]*\w)", GUIDE))
-    assert len(names) > 60
-    for name in names:  # the guide must not name calls that torch lacks
+    assert not set(torch.cuda.__all__) - names - {"amp", "nvtx"}  # their members are in the tables
+    for name in names:
         operator.attrgetter(name)(torch.cuda)
 
 

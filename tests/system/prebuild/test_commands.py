@@ -51,9 +51,7 @@ def fresh(with_torch: Environment, plain_wheel: Path, tmp_path: Path) -> Environ
     for name in ("pytest", "_pytest", "pluggy", "iniconfig"):
         for path in made.site.glob(f"{name}*"):
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
-    pip = made.programs / "pip"
-    pip.write_text(f"#!{made.python}\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n")
-    pip.chmod(0o755)
+    made.add_pip()
     made.pip("install", "--no-deps", plain_wheel)
     return made
 

@@ -1,0 +1,50 @@
+"""The tutorials: a test writes the files that a page shows, runs its commands, and compares their output."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.compilers import needs_gxx
+from tests.support.environments import Environment, copy_sources, make_environment, run
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+# ```LANGUAGE title="FILE" is a file, ```sh a list of commands, ```text lines that the commands before it print; "..."
+# stands for the rest of a line.
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with accel-ops installed from a copy of this checkout."""
+    directory = tmp_path_factory.mktemp("tutorials")
+    made = make_environment(directory / "environment")
+    made.add_pip()
+    source = copy_sources(tmp_path_factory, directory / "checkout")
+    made.pip("install", "--no-deps", "--no-build-isolation", "-e", source)
+    return made
+
+
+@pytest.mark.slow
+@needs_gxx
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_the_commands_of_a_tutorial_work(page: Path, installed: Environment, tmp_path: Path) -> None:
+    directory, output = tmp_path, ""
+    path = f"{installed.programs}{os.pathsep}{os.environ['PATH']}"
+    for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if title:
+            file = directory / title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        elif language == "sh":
+            shown = run("bash", "-e", "-c", f"{text}\npwd > {tmp_path}/where", cwd=directory, PATH=path)
+            output, directory = shown, Path((tmp_path / "where").read_text().strip())
+        elif language == "text":
+            for line in text.splitlines():
+                assert line.removesuffix("...") in output, (
+                    f"{page.name} shows {line!r}; the commands printed\n{output[-4000:]}"
+                )

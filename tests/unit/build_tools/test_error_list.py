@@ -1,0 +1,55 @@
+"""The page "Troubleshooting": the messages and remedies that are read from the sources are those that are raised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import error_list
+import pytest
+
+import accelerator.errors
+import op_builder.errors
+from accelerator.launch import plan_binding
+from op_builder.errors import AccelError
+from op_builder.ops.arguments import check_betas
+from op_builder.report.collect import find_op
+
+
+def test_every_error_class_is_known_with_its_meaning() -> None:
+    classes = error_list.error_classes()
+    for module in (accelerator.errors, op_builder.errors):
+        for name, value in vars(module).items():
+            if isinstance(value, type) and issubclass(value, AccelError):
+                assert classes[name]
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: plan_binding(ranks=0),
+        lambda: check_betas(None),
+        lambda: find_op("no_such_module:Builder"),
+    ],
+)
+def test_what_is_raised_is_listed(fail: Callable[[], object]) -> None:
+    with pytest.raises(AccelError) as raised:
+        fail()
+
+    def fits(pattern: str, text: str) -> bool:
+        return re.fullmatch(re.escape(pattern).replace("…", ".*"), text, re.DOTALL) is not None
+
+    error = raised.value
+    assert [
+        entry
+        for entry in error_list.entries()
+        if entry.error == type(error).__name__
+        and fits(entry.message, error.message)
+        and fits(entry.remedy, error.remedy)
+    ]
+
+
+def test_the_page_has_a_table_for_each_class_with_messages() -> None:
+    page = error_list.markdown()
+    for entry in error_list.entries():
+        assert not entry.error or f"## `{entry.error}`" in page
