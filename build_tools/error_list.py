@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 def error_classes() -> dict[str, str]:
     """The first line of the docstring of each error class, by its name."""
     bases = {"AccelError": "Base class of all."}
-    definitions = [node for tree in _trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    definitions = [node for tree in _trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for _ in range(4):  # a class may be defined before its base is known
         for node in definitions:
             if {base.id for base in node.bases if isinstance(base, ast.Name)} & bases.keys():
@@ -37,14 +37,13 @@ def error_classes() -> dict[str, str]:
 def entries() -> list[Entry]:
     """Each message with its remedy, once, sorted."""
     classes, trees = error_classes(), _trees()
-    shared = {name: value for tree in trees for name, value in _constants(tree).items() if name[0] != "_"}
     found = set()
-    calls = [(node, tree) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [(node, tree) for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for node, tree in calls:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in classes and name not in REJECTIONS:
             continue
-        constants = {**shared, **_constants(tree)}
+        constants = _constants(tree)
         texts = [_text(argument, constants) for argument in node.args]
         texts += [_text(keyword.value, constants) for keyword in node.keywords if keyword.arg == "remedy"]
         if len(texts) >= 2:
@@ -67,14 +66,25 @@ def markdown() -> str:
 
 
 @functools.cache
-def _trees() -> list[ast.Module]:
+def _trees() -> dict[str, ast.Module]:
+    """The modules by their names."""
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files]
+    return {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in zip(names, files, strict=True)}
 
 
+@functools.cache
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """The texts that a module names."""
-    return {
+    """The texts that a module names or imports."""
+    imported = {
+        alias.name: _trees()[node.module]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in _trees()
+        for alias in node.names
+        if alias.name.isupper()
+    }
+    texts = {name: _constants(module)[name] for name, module in imported.items() if name in _constants(module)}
+    return texts | {
         target.id: node.value
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Constant, ast.JoinedStr))
