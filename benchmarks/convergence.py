@@ -250,6 +250,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=_measure.positive, metavar="N", help="runs of each contender (default: 3)")
     parser.add_argument("--small", action="store_true", help="only a model of width 32 with batches of 8, 3,000 steps")
     arguments = parser.parse_args()
+    if arguments.small and arguments.write:
+        parser.error("--write keeps the results of both tasks; it does not go with --small")
     torch.set_num_threads(1)  # so that the losses are the same on every machine with this instruction set
     machine = _measure.describe_machine()
     seeds = range(arguments.seeds or (1 if arguments.quick else 3))
@@ -268,9 +270,8 @@ def main() -> None:
         }
         for result in results
     ]
-    name = "convergence_small" if arguments.small else "convergence"
-    _measure.report(name, arguments, machine, [result_table(results)], samples)
-    if arguments.write and not arguments.small:
+    _measure.report("convergence", arguments, machine, [result_table(results)], samples)
+    if arguments.write:
         draw(results)
 
 
