@@ -17,7 +17,10 @@ from benchmarks.torture.contenders import Contender, clean_environment
 
 HERE = Path(__file__).parent
 # A load takes seconds; one that takes this long waits for something that will not happen.
-HANG_S = 60.0
+HANG_S = 90.0
+
+# A user reads the end of an output.
+LAST_LINES = 10
 
 RIGHT = "right"
 REBUILT = "rebuilt needlessly"
@@ -132,6 +135,7 @@ class Bench:
     def __init__(self, contender: Contender, root: Path, is_quick: bool) -> None:
         self.contender, self.root, self.is_quick = contender, root, is_quick
         self.python: Path | None = None
+        self._seen: set[int] = set()
         self.sources, self.cache, self.path = root / "sources", root / "cache", root / "bin"
         root.mkdir()
         shutil.copytree(HERE / "sources", self.sources)
@@ -212,6 +216,7 @@ class Bench:
         if run.values[:1] != (expected,) or run.status != 0:
             lines = run.output.strip().splitlines() or ["no output"]
             raise NotApplicable(f"the first load failed: {lines[-1][:200]}")
+        self._seen.add(expected)
         return run
 
     def start_until_compiling(self, *flags: str, **variables: str) -> Running:
@@ -237,7 +242,7 @@ class Bench:
         Args:
             run: the finished program.
             expected: the right value of its last load.
-            clear: words of which a clear error has one; empty where an error is never expected.
+            clear: words of which the last lines of a clear error have one; empty where an error is never expected.
             compiles: False where nothing had changed, so that a compiler's start is needless.
         """
         if run.status is None:
@@ -246,11 +251,11 @@ class Bench:
             return Outcome(CRASH, f"signal {-run.status if run.status < 0 else run.status - 128}")
         if run.status != 0 or not run.values:
             lines = [line for line in run.output.strip().splitlines() if line.strip()] or ["no output"]
-            is_clear = any(word.lower() in run.output.lower() for word in clear)
+            is_clear = any(word.lower() in line.lower() for word in clear for line in lines[-LAST_LINES:])
             return Outcome(CLEAR if is_clear else UNCLEAR, lines[-1].strip()[:160])
         value = run.values[-1]
         if value != expected:
-            is_old = value in (1, 2, 3)
+            is_old = value in self._seen or value in run.values[:-1]
             return Outcome(STALE if is_old else TORN, f"{value} instead of {expected}")
         if compiles is False and run.compilers:
             return Outcome(REBUILT, f"{len(run.compilers)} compiler commands")

@@ -11,6 +11,6 @@ def run(bench: Bench) -> Outcome:
         bench.clear_cache()
         with filesystems.control_group("pids", "pids.max", limit, bench.root) as group:
             run = bench.load(group=group, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-        outcomes.append(bench.judge(run, 1, clear=("process", "thread", "fork", "resource temporarily")))
+        outcomes.append(bench.judge(run, 1, clear=("processes", "cannot fork", "new thread", "resource temporarily")))
         outcomes.append(bench.judge(bench.load(), 1))
     return worst(outcomes)

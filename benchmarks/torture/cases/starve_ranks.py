@@ -10,7 +10,7 @@ def run(bench: Bench) -> Outcome:
     bench.slow_compilers(1)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     running = [bench.start() for _ in range(ranks)]
-    runs = [each.wait() for each in running]
+    runs = [each.wait(timeout_s=20.0 * ranks) for each in running]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     outcome = worst([bench.judge(each, 1) for each in runs])
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -10,7 +10,7 @@ def run(bench: Bench) -> Outcome:
         with filesystems.small_disk(bench.cache, size * 1024) as enlarge:
             full = bench.load()
             if full.status != 0:
-                outcomes.append(bench.judge(full, 1, clear=("no space left", "disk", "enospc")))
+                outcomes.append(bench.judge(full, 1, clear=("no space left", "disk is full")))
             enlarge()
             outcomes.append(bench.judge(bench.load(), 1))
     return worst(outcomes)

@@ -10,6 +10,6 @@ def run(bench: Bench) -> Outcome:
     running = bench.start_until_compiling()
     for path in bench.cache.iterdir():
         shutil.rmtree(path, ignore_errors=True)
-    first = bench.judge(running.wait(), 1, clear=("removed", "no such file", "disappeared", "missing"))
+    first = bench.judge(running.wait(), 1, clear=("was removed", "no such file"))
     bench.slow_compilers(0)
     return worst([first, bench.judge(bench.load(), 1)])

@@ -8,4 +8,4 @@ def run(bench: Bench) -> Outcome:
     for binary in bench.binaries():
         with binary.open("rb+") as file:
             file.truncate(binary.stat().st_size // 2)
-    return bench.judge(bench.load(), 1, clear=("damaged", "too short", "truncated", "corrupt", "checksum"))
+    return bench.judge(bench.load(), 1, clear=("damaged", "file too short", "truncated", "corrupt", "checksum"))

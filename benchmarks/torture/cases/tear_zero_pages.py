@@ -8,4 +8,4 @@ def run(bench: Bench) -> Outcome:
     with filesystems.loses_unsynced(bench.cache) as lose_power:
         bench.prepare()
         lose_power()
-        return bench.judge(bench.load(), 1, clear=("damaged", "too short", "truncated", "corrupt", "checksum"))
+        return bench.judge(bench.load(), 1, clear=("damaged", "file too short", "truncated", "corrupt", "checksum"))

@@ -14,4 +14,6 @@ def run(bench: Bench) -> Outcome:
             if os.path.exists(f"{directory}/{name}"):
                 (empty / name).symlink_to(f"{directory}/{name}")
                 break
-    return bench.judge(bench.load(PATH=str(empty)), 1, clear=("compiler", "g++", "c++"))
+    return bench.judge(
+        bench.load(PATH=str(empty)), 1, clear=("no c++ compiler", "compiler is", "c++: not found", "g++: not found")
+    )

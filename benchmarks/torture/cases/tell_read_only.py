@@ -7,4 +7,4 @@ from benchmarks.torture.bench import Bench, Outcome
 def run(bench: Bench) -> Outcome:
     bench.prepare()
     with filesystems.read_only(bench.cache):
-        return bench.judge(bench.load(), 1, clear=("read-only", "permission"), compiles=False)
+        return bench.judge(bench.load(), 1, clear=("read-only", "permission denied"), compiles=False)

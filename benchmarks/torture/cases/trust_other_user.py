@@ -1,4 +1,4 @@
-"""another user owns the binary in the cache, and has changed it"""
+"""another user owns the binary in the cache"""
 
 import os
 
@@ -15,7 +15,7 @@ def run(bench: Bench) -> Outcome:
         os.chown(binary, SOMEBODY, SOMEBODY)
         os.chown(binary.parent, SOMEBODY, SOMEBODY)
     run = bench.load()
-    outcome = bench.judge(run, 1, clear=("owner", "user", "trust", "permission"))
+    outcome = bench.judge(run, 1, clear=("owner", "owned by", "not trusted", "permission denied"))
     if outcome.word == "right" and not run.compilers:
         return Outcome(UNSAFE, "it opened the other user's file without a word")
     return outcome

@@ -11,7 +11,7 @@ def run(bench: Bench) -> Outcome:
         os.chmod(binary, 0o777)
         os.chmod(binary.parent, 0o777)
     run = bench.load()
-    outcome = bench.judge(run, 1, clear=("writ", "trust", "permission"))
+    outcome = bench.judge(run, 1, clear=("writable", "not trusted", "permission denied"))
     if outcome.word == "right" and not run.compilers:
         return Outcome(UNSAFE, "it opened a file that everybody may change, without a word")
     return outcome

@@ -20,3 +20,5 @@ def main(load: Callable[[Path, list[str]], Callable[[], int]]) -> None:
             header = sources / name
             header.write_text(header.read_text().replace(os.environ["TORTURE_VALUE"], os.environ["TORTURE_THEN"]))
         print("value", load(sources, flags)(), flush=True)
+    if "TORTURE_OTHER" in os.environ:
+        print("value", load(Path(os.environ["TORTURE_OTHER"]), flags)(), flush=True)

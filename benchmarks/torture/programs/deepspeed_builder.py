@@ -1,5 +1,7 @@
 """An op builder of DeepSpeed."""
 
+import os
+
 from _main import main
 from deepspeed.ops.op_builder.cpu.builder import CPUOpBuilder
 
@@ -32,7 +34,7 @@ class TortureBuilder(CPUOpBuilder):
 
 
 def load_op(sources, flags):
-    return TortureBuilder(sources, flags).load(verbose=False).value
+    return TortureBuilder(sources, flags).load(verbose="TORTURE_LOG" in os.environ).value
 
 
 main(load_op)

@@ -1,12 +1,20 @@
 """``torch.utils.cpp_extension.load`` as its documentation shows it."""
 
+import os
+
 from _main import main
 from torch.utils.cpp_extension import load
 
 
 def load_op(sources, flags):
     includes = [str(sources / "first"), str(sources)]
-    return load("torture", [str(sources / "op.cpp")], extra_include_paths=includes, extra_cflags=flags).value
+    return load(
+        "torture",
+        [str(sources / "op.cpp")],
+        extra_include_paths=includes,
+        extra_cflags=flags,
+        verbose="TORTURE_LOG" in os.environ,
+    ).value
 
 
 main(load_op)

@@ -20,7 +20,7 @@ from tests.support.compilers import needs_gxx
     ("values", "status", "output", "compilers", "word"),
     [
         ((2,), 0, "", ("g++ -c",), RIGHT),
-        ((1,), 0, "", (), STALE),
+        ((1, 1), 0, "", (), STALE),
         ((77,), 0, "", (), TORN),
         ((), None, "", (), HANG),
         ((), -11, "", (), CRASH),

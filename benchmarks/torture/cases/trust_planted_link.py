@@ -1,0 +1,24 @@
+"""in place of the cached binary is a link to a file of another user"""
+
+import os
+import shutil
+
+from benchmarks.torture.bench import UNSAFE, Bench, NotApplicable, Outcome
+
+SOMEBODY = 12345
+
+
+def run(bench: Bench) -> Outcome:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs root, to make a file of another user")
+    bench.prepare()
+    for number, binary in enumerate(bench.binaries()):
+        planted = bench.root / f"planted-{number}{binary.suffix}"
+        shutil.move(binary, planted)
+        os.chown(planted, SOMEBODY, SOMEBODY)
+        binary.symlink_to(planted)
+    run = bench.load()
+    outcome = bench.judge(run, 1, clear=("owner", "owned by", "not trusted", "link"))
+    if outcome.word == "right" and not run.compilers:
+        return Outcome(UNSAFE, "it followed the link without a word")
+    return outcome
