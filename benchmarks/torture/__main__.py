@@ -31,6 +31,8 @@ from benchmarks.torture.bench import BAD, NONE, Bench, NotApplicable, Outcome, s
 from benchmarks.torture.contenders import CONTENDERS, Contender, named
 
 RESULTS = _measure.ROOT / "benchmarks" / "results"
+# The table stands between these lines.
+PAGE, BEGIN, END = RESULTS.parent / "RESULTS.md", "<!-- generated: torture -->", "<!-- end -->"
 GROUPS = {
     "hang": "Hang",
     "lie": "Lie: is it the op of these sources?",
@@ -131,7 +133,7 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only what the file has no outcome of")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes, details and versions in this file")
     parser.add_argument(
-        "--write", action="store_true", help="keep them in benchmarks/results/torture.json, and write torture.md"
+        "--write", action="store_true", help="keep them in benchmarks/results/torture.json, and the table in RESULTS.md"
     )
     arguments = parser.parse_args()
     contenders, names = named(arguments.contenders), case_names(arguments.cases)
@@ -153,7 +155,8 @@ def main() -> None:
     table = markdown(record.data)
     print(table)
     if arguments.write:
-        (RESULTS / "torture.md").write_text(table)
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
