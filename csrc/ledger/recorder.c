@@ -17,6 +17,9 @@
 
 static const char compilers[] = COMPILERS;  // ":gcc:g++:"; op_builder.compiles.compilers has the words and explains them
 static const char not_compiling[] = NOT_COMPILING;
+static const char questions[] = QUESTIONS;
+static const char before_argument[] = BEFORE_ARGUMENT;
+static const char subcommands[] = SUBCOMMANDS;
 
 static pid_t compiler;  // this process, if it is a compiler that runs
 static double cpu_before;
@@ -57,11 +60,25 @@ static int is_compiler(const char* path) {
   return 0;
 }
 
+static int is_question(const char* word) {
+  size_t length = strlen(word);
+  if (is_listed(not_compiling, word, length)) return 1;
+  while (length > 0 && !is_listed(questions, word, length)) --length;
+  return length > 0;
+}
+
+// As compiles() in op_builder.compiles.compilers.
 static int compiles(int argc, char** argv) {
-  int names_file = 0;
+  int names_file = 0, is_argument = 0;
   for (int i = 1; i < argc; ++i) {
-    if (is_listed(not_compiling, argv[i], strlen(argv[i]))) return 0;
-    names_file |= argv[i][0] != '-' || argv[i][1] == '\0';
+    size_t length = strlen(argv[i]);
+    if (is_argument || (i == 1 && is_listed(subcommands, argv[i], length))) {
+      is_argument = 0;
+      continue;
+    }
+    if (is_question(argv[i])) return 0;
+    is_argument = is_listed(before_argument, argv[i], length);
+    names_file |= argv[i][0] != '-' || length == 1;
   }
   return names_file;
 }

@@ -13,7 +13,24 @@ from op_builder.compiles.compilers import compiles, is_compiler
 from op_builder.compiles.starts import OTHER
 from op_builder.system.ledger import records
 
-_SOURCES = (".c", ".cc", ".cpp", ".cxx", ".C", ".cu", ".hip", ".S", ".s", ".f", ".f90", ".sycl", ".ptx", ".mlu")
+_SOURCES = (
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cxx",
+    ".C",
+    ".cu",
+    ".hip",
+    ".S",
+    ".s",
+    ".f",
+    ".f90",
+    ".rs",
+    ".ispc",
+    ".sycl",
+    ".ptx",
+    ".mlu",
+)
 _MOST_CHARACTERS = 80
 _HEADERS = (".h", ".hpp", ".hh")
 

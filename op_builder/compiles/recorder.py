@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from op_builder.compiles.compilers import COMPILERS, NOT_COMPILING
+from op_builder.compiles.compilers import BEFORE_ARGUMENT, COMPILERS, NOT_COMPILING, QUESTIONS, SUBCOMMANDS
 from op_builder.compiles.starts import RECORDER
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import AccelError
@@ -40,7 +40,13 @@ def _library() -> Path:
         "compiles_recorder",
         Binding.C,
         (str(native_root() / "csrc" / "ledger" / "recorder.c"),),
-        cxx_flags=(f"-DCOMPILERS={words(COMPILERS)}", f"-DNOT_COMPILING={words(NOT_COMPILING)}"),
+        cxx_flags=(
+            f"-DCOMPILERS={words(COMPILERS)}",
+            f"-DNOT_COMPILING={words(NOT_COMPILING)}",
+            f"-DQUESTIONS={words(QUESTIONS)}",
+            f"-DBEFORE_ARGUMENT={words(BEFORE_ARGUMENT)}",
+            f"-DSUBCOMMANDS={words(SUBCOMMANDS)}",
+        ),
         link_flags=("-Wl,--as-needed",),  # each process that starts would load libstdc++
     )
     path = build_library(recipe).path

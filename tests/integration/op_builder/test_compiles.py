@@ -148,7 +148,27 @@ CASES: list[tuple[str, Sequence[str], bool]] = [
         ("g++", words, False)
         for words in ([], ["--version"], ["-v"], ["-E", "a.c"], ["-print-prog-name=as"], ["-M", "a"])
     ),
+    *(
+        ("g++", words.split(), False)
+        for words in ("-x c++ -v", "-o x --version", "-I a -dumpmachine", "a.c --help=warnings")
+    ),
     *(("g++", words, True) for words in (["-"], ["-v", "a.c"], ["-MD", "a.c"], ["@words"], ["a.o", "-o", "a.so"])),
+    *(
+        ("g++", words.split(), True)
+        for words in ("-Xlinker -E a.o -o b", "-o --version a.c", "-dumpdir d a.c", "-x c++ -")
+    ),
+    *(("zig", words.split(), True) for words in ("cc a.c", "c++ -target x a.c", "build-exe a.zig")),
+    *(
+        (name, words.split(), False)
+        for name, words in (
+            ("zig", "c++ -target x86_64-linux-gnu -idirafter /usr/include --version"),
+            ("zig", "cc -target x -v"),
+            ("zig", "version"),
+            ("clang", "-target x --version"),
+            ("clang", "-isystem a -Xclang -b -print-resource-dir"),
+        )
+    ),
+    ("flang-new-18", ["a.f90"], True),
 ]
 
 
