@@ -13,6 +13,7 @@ from op_builder.compiles.starts import RECORDER
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import AccelError
 from op_builder.paths import native_root
+from op_builder.system.ledger import MOST_BYTES, MOST_LAST_WORDS
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ def _library() -> Path:
             f"-DQUESTIONS={words(QUESTIONS)}",
             f"-DBEFORE_ARGUMENT={words(BEFORE_ARGUMENT)}",
             f"-DSUBCOMMANDS={words(SUBCOMMANDS)}",
+            f"-DMOST_LAST_WORDS={MOST_LAST_WORDS}",
+            f"-DMOST_BYTES={MOST_BYTES}",
         ),
         link_flags=("-Wl,--as-needed",),  # each process that starts would load libstdc++
     )

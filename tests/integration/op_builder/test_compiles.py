@@ -21,7 +21,7 @@ from op_builder.commands.caches import variables
 from op_builder.compiles.compilers import compiles as is_compiling
 from op_builder.compiles.compilers import is_compiler
 from op_builder.compiles.starts import preloading
-from op_builder.compiles.watching import new_ledger
+from op_builder.compiles.watching import Ledger, new_ledger
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import ArgumentError, CompilerRefused
 from tests.support.compilers import needs_gxx, program, require_program
@@ -121,6 +121,40 @@ def test_a_compiler_behind_a_wrapper_or_another_compiler_counts_once(place: Path
     (row,) = compiled(text)
     assert row["compiler"] == os.path.realpath(require_program("g++"))
     assert [query["what"] for query in ledger()["queries"]] == ["--version"]
+
+
+def test_a_compiler_that_becomes_another_by_exec_has_its_times(place: Path) -> None:
+    shutil.copy(require_program("env"), place / "clang")
+    (row,) = compiled(f"import subprocess; subprocess.run(['./clang', *{COMMAND!r}], check=True)")
+    assert row["compiler"] == str(place / "clang")
+    assert row["seconds"] >= row["cpu_seconds"] > 0
+
+
+def test_long_commands_that_are_no_compilers_are_kept_in_part() -> None:
+    words = ["sh", "-c", f"gcc -c a.c; : {'x' * 1000}", *map(str, range(20))]
+    (row,) = compiled(f"import subprocess; subprocess.run({words!r}, check=True)")
+    assert row["program"].endswith("program.py:1 in <module>")
+
+
+def test_a_full_disk_changes_neither_programs_nor_their_status() -> None:
+    Path("program.py").write_text(f"import subprocess; subprocess.run({COMMAND!r}, check=True); raise SystemExit(3)")
+    made = new_ledger()
+    variables = {"ACCEL_COMPILES": "report:/dev/full", **preloading(str(made.file))}
+    done = python("program.py", **variables)
+    assert (done.returncode, done.stderr) == (3, "")
+    shutil.rmtree(made.file.parent)
+
+
+def test_damaged_records_are_left_out() -> None:
+    start = "\x1estart\x1f1500000\x1f7\x1f1\x1f/bin/gcc\x1fgcc\x1fa.c\x1f\x1e"
+    damaged = (
+        "\x1estart\x1f16",
+        "\x1estart\x1f1600000\x1f8\x1f\x1e",
+        "\x1eend\x1f1700000\x1f7\x1fx\x1f\x1e",
+        "x\x1fy\x1fz\x1f",
+    )
+    Path("ledger").write_text("".join(text + start.replace("\x1f7", f"\x1f{at + 20}") for at, text in enumerate(damaged)))
+    assert [each.what for each in Ledger(Path("ledger"), 0).compiled()] == ["a.c"] * len(damaged)
 
 
 def test_a_command_keeps_its_streams_name_and_status() -> None:
@@ -315,8 +349,8 @@ def test_our_cache_has_the_same_keys_with_and_without_a_ledger_and_gives_its_rea
         assert run("report", "program.py").stdout == "False\n"
         rows = ledger()["compiled"]
         assert [(row["cache"], row["what"], row["reason"]) for row in rows] == [
-            ("accel-ops", "a.c", "mine: not in the cache"),
-            ("accel-ops", "link mine.so", "mine: not in the cache"),
+            ("accel-ops", "a.c", "mine: the cache contains no 'mine'"),
+            ("accel-ops", "link mine.so", "mine: the cache contains no 'mine'"),
         ]
         assert rows[0]["program"].endswith("program.py:4 in <module>")
         assert python("program.py").stdout == "True\n"
@@ -362,9 +396,14 @@ if os.fork() == 0:
     sys.exit(0)  # runs what atexit has
 os.wait()
 print(ledger.file.exists())
-subprocess.run(["gcc", "a.c"])
+os.system("gcc -c a.c")
+if sys.argv[1:]:
+    subprocess.run(["gcc", "a.c"])
 """
     done = python("-c", text)
+    assert (done.stdout, done.returncode, "Traceback" in done.stderr) == ("True\n", 0, False)
+    assert "Compilers that were refused: 1" in done.stderr
+    done = python("-c", text, "again")
     assert (done.stdout, done.returncode) == ("True\n", 1)
     assert "CompilerRefused: No compiler may start here" in done.stderr
 
