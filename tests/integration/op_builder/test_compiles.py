@@ -153,7 +153,9 @@ def test_damaged_records_are_left_out() -> None:
         "\x1eend\x1f1700000\x1f7\x1fx\x1f\x1e",
         "x\x1fy\x1fz\x1f",
     )
-    Path("ledger").write_text("".join(text + start.replace("\x1f7", f"\x1f{at + 20}") for at, text in enumerate(damaged)))
+    Path("ledger").write_text(
+        "".join(text + start.replace("\x1f7", f"\x1f{at + 20}") for at, text in enumerate(damaged))
+    )
     assert [each.what for each in Ledger(Path("ledger"), 0).compiled()] == ["a.c"] * len(damaged)
 
 
