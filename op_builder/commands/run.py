@@ -107,7 +107,7 @@ def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
                 status = status or 2
         return status
     finally:
-        shutil.rmtree(ledger.file.parent, ignore_errors=True)
+        ledger.remove()
 
 
 def _is_command(word: str) -> bool:

@@ -17,7 +17,7 @@ from op_builder.errors import CompilerRefused
 from op_builder.system import ledger
 from op_builder.system.after_import import AfterImport
 
-RECORDER = "recorder.so"  # next to the ledger: a link to the library that LD_PRELOAD loads into children
+RECORDER = "recorder.so"  # next to the ledger: the library that LD_PRELOAD loads into children
 OTHER = "other"
 
 # The cache whose module's frame is nearest to the start.

@@ -6,7 +6,6 @@ import atexit
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +42,12 @@ class Ledger:
     def close(self) -> None:
         """Note nothing more; what was noted can still be read."""
         self._last = self.starts()
+
+    def remove(self) -> None:
+        """Remove its file."""
+        from op_builder.compiles.recorder import remove_ledger
+
+        remove_ledger(self.file)
 
     def starts(self) -> list[Start]:
         """All compilers by time, those included that only preprocessed or answered a question."""
@@ -173,7 +178,7 @@ def watched(mode: str = "report") -> Iterator[Ledger]:
                 follower.join()
             ledger.close()
             if kept is None:
-                shutil.rmtree(ledger.file.parent, ignore_errors=True)
+                ledger.remove()
 
 
 def _require_none_refused(ledger: Ledger, mode: str, cause: Exception | None) -> None:

@@ -145,6 +145,27 @@ def test_a_full_disk_changes_neither_programs_nor_their_status() -> None:
     shutil.rmtree(made.file.parent)
 
 
+def test_a_recorder_stays_while_a_daemon_has_it_and_does_not_need_the_cache(place: Path) -> None:
+    text = """
+import shutil, subprocess
+shutil.rmtree("cache")
+pipe, none = open("pipe", "rb+", 0), subprocess.DEVNULL
+subprocess.Popen(["sh", "-c", "read line; true"], stdin=pipe, stdout=none, stderr=none)
+subprocess.run(["sleep", "0"])
+"""
+    Path("program.py").write_text(text)
+    os.mkfifo("pipe")
+    with env.scope(ACCEL_CACHE_DIR=str(place / "cache"), TMPDIR=str(place)), open("pipe", "rb+", 0) as pipe:
+        done = run("report", "program.py")
+        assert "preload" not in done.stderr
+        assert list(place.glob("accel-compiles-*/*"))
+        pipe.write(b"go\n")
+    with env.scope(TMPDIR=str(place)):
+        shutil.rmtree(next(place.glob("accel-compiles-*")))
+        assert run("report", "-c", "1").returncode == 0
+    assert not list(place.glob("accel-compiles-*"))
+
+
 def test_damaged_records_are_left_out() -> None:
     start = "\x1estart\x1f1500000\x1f7\x1f1\x1f/bin/gcc\x1fgcc\x1fa.c\x1f\x1e"
     damaged = (
