@@ -334,6 +334,14 @@ def test_a_signal_reaches_the_program() -> None:
     assert (process.returncode, ledger()["exit_status"]) == (9, 9)
 
 
+def test_ignored_and_blocked_signals_are_inherited() -> None:
+    text = "import signal as s; print(s.getsignal(s.SIGHUP).name, s.pthread_sigmask(s.SIG_BLOCK, []))"
+    command = f"trap '' HUP; exec {sys.executable} -m op_builder run --compiles report -- -c \"{text}\""
+    environment = env.child_environment(PYTHONPATH=str(ROOT))
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "SIG_IGN set()\n"
+
+
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("program.py").write_text(SLEEPER)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
