@@ -428,7 +428,8 @@ def set_for_libraries(values: Mapping[str, str | None]) -> None:
 
     Native code in another thread that reads a variable at the same moment may crash with glibc before 2.41: C has no
     lock for the environment. oneCCL and the SYCL runtime read their settings only from there, so it is written just
-    once, before they are opened, and only where it differs.
+    once, before they are opened, and only where it differs. ``compiles.watched()`` writes at both ends of its block:
+    call it, or ``compiles.watch()``, before threads of native code start.
     """
     _apply(os.environ, values)
 

@@ -2,7 +2,7 @@
 // linked dynamically, however the process was started, and changes neither its arguments nor its streams.
 //
 // ACCEL_COMPILES is "MODE:FILE". Each record is one write() in append mode, so that records of processes do not mix:
-// fields that end with 0x1f, then 0x1e. `op_builder.system.ledger` reads them.
+// 0x1e, fields that end with 0x1f, 0x1e. `op_builder.system.ledger` reads them.
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
@@ -17,25 +17,29 @@
 
 static const char compilers[] = COMPILERS;  // ":gcc:g++:"; op_builder.compiles.compilers has the words and explains them
 static const char not_compiling[] = NOT_COMPILING;
+static const char questions[] = QUESTIONS;
+static const char before_argument[] = BEFORE_ARGUMENT;
+static const char subcommands[] = SUBCOMMANDS;
 
 static pid_t compiler;  // this process, if it is a compiler that runs
-static double cpu_before;
+static long long cpu_before;
 
-static double seconds_of(struct timeval time) { return (double)time.tv_sec + (double)time.tv_usec * 1e-6; }
+// Whole microseconds: a program's locale may write fractions in another way.
+static long long microseconds_of(struct timeval time) { return time.tv_sec * 1000000LL + time.tv_usec; }
 
 // Of this process and of the children that have ended: a driver's work is done by its children. exec() keeps the counts.
-static double cpu_seconds(void) {
+static long long cpu_time(void) {
   struct rusage own = {0}, children = {0};
   getrusage(RUSAGE_SELF, &own);
   getrusage(RUSAGE_CHILDREN, &children);
-  return seconds_of(own.ru_utime) + seconds_of(own.ru_stime) + seconds_of(children.ru_utime) +
-         seconds_of(children.ru_stime);
+  return microseconds_of(own.ru_utime) + microseconds_of(own.ru_stime) + microseconds_of(children.ru_utime) +
+         microseconds_of(children.ru_stime);
 }
 
-static double now(void) {
+static long long now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);  // as Python's time.monotonic(): the same for all processes
-  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+  return time.tv_sec * 1000000LL + time.tv_nsec / 1000;
 }
 
 static int is_listed(const char* list, const char* word, size_t length) {
@@ -57,11 +61,25 @@ static int is_compiler(const char* path) {
   return 0;
 }
 
+static int is_question(const char* word) {
+  size_t length = strlen(word);
+  if (is_listed(not_compiling, word, length)) return 1;
+  while (length > 0 && !is_listed(questions, word, length)) --length;
+  return length > 0;
+}
+
+// As compiles() in op_builder.compiles.compilers.
 static int compiles(int argc, char** argv) {
-  int names_file = 0;
+  int names_file = 0, is_argument = 0;
   for (int i = 1; i < argc; ++i) {
-    if (is_listed(not_compiling, argv[i], strlen(argv[i]))) return 0;
-    names_file |= argv[i][0] != '-' || argv[i][1] == '\0';
+    size_t length = strlen(argv[i]);
+    if (is_argument || (i == 1 && is_listed(subcommands, argv[i], length))) {
+      is_argument = 0;
+      continue;
+    }
+    if (is_question(argv[i])) return 0;
+    is_argument = is_listed(before_argument, argv[i], length);
+    names_file |= argv[i][0] != '-' || length == 1;
   }
   return names_file;
 }
@@ -82,8 +100,8 @@ static int append(char* text, size_t size) {
   return written == (ssize_t)size;
 }
 
-static char* add_word(char* end, const char* word) {
-  for (; *word != '\0'; ++word) *end++ = *word == '\x1e' || *word == '\x1f' ? '?' : *word;
+static char* add_word(char* end, const char* word, size_t most) {
+  for (; *word != '\0' && most > 0; ++word, --most) *end++ = *word == '\x1e' || *word == '\x1f' ? '?' : *word;
   *end++ = '\x1f';
   return end;
 }
@@ -97,17 +115,22 @@ __attribute__((constructor)) static void note_start(int argc, char** argv) {
   int is_refused = 0;
   if (is_compiler(exe)) {
     compiler = getpid();
-    cpu_before = cpu_seconds();
+    cpu_before = cpu_time();
     is_refused = strncmp(getenv("ACCEL_COMPILES"), "raise:", 6) == 0 && compiles(argc, argv);
   }
   size_t size = sizeof exe + 128;
   for (int i = 0; i < argc; ++i) size += strlen(argv[i]) + 1;
   char* text = malloc(size);
   if (text != NULL) {
-    char* end = text + sprintf(text, "%s\x1f%.6f\x1f%d\x1f%d\x1f", is_refused ? "refused" : "start", now(), (int)getpid(),
+    char* end = text + sprintf(text, "\x1e%s\x1f%lld\x1f%d\x1f%d\x1f", is_refused ? "refused" : "start", now(), (int)getpid(),
                                (int)getppid());
-    end = add_word(end, exe);
-    for (int i = 0; i < argc; ++i) end = add_word(end, argv[i]);
+    end = add_word(end, exe, sizeof exe);
+    for (int i = 0; i < argc; ++i) {
+      // As shortened() in op_builder.system.ledger.
+      if (compiler != 0 || i == 0 || i >= argc - MOST_LAST_WORDS) {
+        end = add_word(end, argv[i], compiler != 0 ? (size_t)-1 : MOST_BYTES);
+      }
+    }
     *end++ = '\x1e';
     is_refused &= append(text, (size_t)(end - text));
     free(text);
@@ -122,8 +145,8 @@ __attribute__((constructor)) static void note_start(int argc, char** argv) {
 __attribute__((destructor)) static void note_end(void) {
   if (compiler == 0 || compiler != getpid()) return;  // a child that was forked has its parent's variables
   char text[128];
-  int size = snprintf(text, sizeof text, "end\x1f%.6f\x1f%d\x1f%.6f\x1f\x1e", now(), (int)compiler,
-                      cpu_seconds() - cpu_before);
+  int size = snprintf(text, sizeof text, "\x1e" "end\x1f%lld\x1f%d\x1f%lld\x1f\x1e", now(), (int)compiler,
+                      cpu_time() - cpu_before);
   compiler = 0;
   append(text, (size_t)size);
 }

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +68,8 @@ CACHES = (
     JitCache("Triton", "TRITON_CACHE_DIR", "", "{home}/.triton/cache", "hits, but names files of the old place", True),
     JitCache("Numba", "NUMBA_CACHE_DIR", "", "", "hits for the same sources, by path and time", True),
     JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "{home}/.cache/flashinfer", "not known"),
+    JitCache("SGLang", "SGLANG_JIT_CACHE_DIR", "", "", "not known"),
+    JitCache("CuTe DSL", "CUTE_DSL_CACHE_DIR", "", "{tmp}/{user}/cutlass_python_cache", "not known"),
     JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "", "{home}/.deep_gemm", "not known"),
     JitCache("TileLang", "TILELANG_CACHE_DIR", "", "{home}/.tilelang/cache", "not known"),
     JitCache("vLLM", "VLLM_CACHE_ROOT", "", "{cache}/vllm", "hits"),
@@ -82,8 +84,12 @@ CACHES = (
 _NOTE = (
     "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "
     "if they are not there: set TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0, or TMPDIR. "
-    "Numba's default is next to each source. '*': tried by accel-ops; the others: what their documentation says."
+    "Numba's default is next to each source; that of SGLang is not known here. "
+    "'*': tried by accel-ops; the others: what their documentation says."
 )
+
+_ELSEWHERE = """# Inductor's precompiled headers stay elsewhere: in torchinductor_USER of TMPDIR. Without them:
+export TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0"""
 
 
 class Found(NamedTuple):
@@ -123,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     options = parser.parse_args(arguments)
     if options.command == "env":
         values = variables(Path(os.path.abspath(options.root)))
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()] + [_ELSEWHERE]
         print(json.dumps(values, indent=1) if options.json else "\n".join(lines))
         return 0
     found = find_caches()
@@ -138,7 +144,7 @@ def _found(cache: JitCache) -> Found:
     value = env.of_another_program(cache.variable)
     try:
         directory = Path(os.path.abspath(value), cache.below) if value else _default(cache.default)
-    except (AccelError, KeyError, OSError):  # this user has no name or no home directory
+    except (AccelError, KeyError, OSError, RuntimeError, ImportError):  # this user has no name or no home directory
         directory = None
     if directory is None or not directory.is_dir():
         return Found(cache, directory, bool(value), 0, 0, None)
@@ -149,9 +155,14 @@ def _found(cache: JitCache) -> Found:
 def _default(template: str) -> Path | None:
     if not template:
         return None
-    home = Path.home()
-    base = env.XDG_CACHE_HOME.get() or home / ".cache"
-    return Path(template.format(home=home, cache=base, tmp=tempfile.gettempdir(), user=getpass.getuser()))
+    values: dict[str, Callable[[], object]] = {
+        "home": Path.home,
+        "cache": lambda: env.XDG_CACHE_HOME.get() or Path.home() / ".cache",
+        "tmp": tempfile.gettempdir,
+        "user": getpass.getuser,
+    }
+    needed = {name: value() for name, value in values.items() if f"{{{name}}}" in template}
+    return Path(template.format(**needed))
 
 
 def _file_sizes(directory: Path) -> Iterator[int]:

@@ -100,10 +100,14 @@ def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
             stack = "".join(f"\n  {frame}" for frame in refused[0].stack.splitlines())
             print(f"\nThe first refused compiler: {' '.join(refused[0].command)}{stack}", file=sys.stderr)
         if json_file is not None:
-            ledger.write_json(json_file, program=words, mode=mode, exit_status=status)
+            try:
+                ledger.write_json(json_file, program=words, mode=mode, exit_status=status)
+            except OSError as error:
+                print(f"--json: {json_file} cannot be written: {error.strerror}.", file=sys.stderr)
+                status = status or 2
         return status
     finally:
-        shutil.rmtree(ledger.file.parent, ignore_errors=True)
+        ledger.remove()
 
 
 def _is_command(word: str) -> bool:
@@ -119,7 +123,9 @@ def _start(words: list[str], mode: str, ledger: Ledger) -> int:
     sys.stdout.flush()
     changes = {env.ACCEL_COMPILES.name: f"{mode}:{ledger.file}", **preloading(str(ledger.file))}
     ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
-    child = os.posix_spawnp(words[0], words, env.child_environment(**changes), setsigdef=ignored_by_python)
+    forwarded = [getattr(signal, name) for name in _FORWARDED]
+    # A signal that arrives before there are handlers and a child waits.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
 
     def forward(number: int, _frame: object) -> None:
         # The terminal sends Ctrl-C to the whole group.
@@ -127,8 +133,13 @@ def _start(words: list[str], mode: str, ledger: Ledger) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
 
-    for name in _FORWARDED:
-        signal.signal(getattr(signal, name), forward)
+    try:
+        environment = env.child_environment(**changes)
+        child = os.posix_spawnp(words[0], words, environment, setsigdef=ignored_by_python, setsigmask=mask)
+        for number in forwarded:  # not before the spawn: the child inherits those that are ignored (nohup)
+            signal.signal(number, forward)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return child
 
 

@@ -8,14 +8,37 @@ from collections.abc import Sequence
 
 COMPILERS = (
     *("cc", "c++", "gcc", "g++", "clang", "clang++", "gfortran", "zig"),
-    *("icx", "icpx", "icc", "icpc", "dpcpp", "ocloc"),  # Intel
+    *("flang", "flang-new", "rustc"),
+    *("icx", "icpx", "icc", "icpc", "ifx", "dpcpp", "ocloc", "ispc"),  # Intel
     *("nvcc", "cicc", "ptxas", "ptxas-blackwell", "nvc", "nvc++"),  # NVIDIA
     *("hipcc", "amdclang", "amdclang++"),  # AMD
     *("bisheng", "ccec", "cncc", "mcc"),  # Huawei, Cambricon, Moore Threads
 )
 """Names of their files, without a target (``x86_64-linux-gnu-``) and a version (``-12``)."""
 
-NOT_COMPILING = ("-E", "-M", "-MM", "-###", "--dryrun", "-dryrun")
+NOT_COMPILING = ("-E", "-M", "-MM", "-###", "--dryrun", "-dryrun", "--version", "-help", "--target-help")
+QUESTIONS = (
+    "--help",
+    "-dumpversion",
+    "-dumpfullversion",
+    "-dumpmachine",
+    "-dumpspecs",
+    "-print-",
+    "--print-",
+    "--list-",
+)
+"""Starts of words that ask something, whatever else the command names. (``-dumpbase`` and ``-dumpdir`` do not ask.)"""
+
+BEFORE_ARGUMENT = (
+    *("-o", "-x", "-target", "-I", "-L", "-B", "-D", "-U", "-T", "-u", "-z", "-e", "--param", "--sysroot", "-isysroot"),
+    *("-idirafter", "-isystem", "-iquote", "-iprefix", "-iwithprefix", "-iwithprefixbefore", "-include", "-imacros"),
+    *("-MF", "-MT", "-MQ", "-dumpbase", "-dumpbase-ext", "-dumpdir", "-aux-info", "-wrapper", "-arch", "-mllvm"),
+    *("-Xlinker", "-Xassembler", "-Xpreprocessor", "-Xclang", "-Xcompiler", "-Xptxas", "-Xnvlink", "-Xarch_host"),
+    *("-Xarch_device", "-Xcuda-ptxas", "-Xcuda-fatbinary", "-ccbin", "-gencode", "-code"),
+)
+"""Options whose argument is the next word, so that this is neither a file to compile nor a question."""
+
+SUBCOMMANDS = ("cc", "c++", "version", "env", "targets")  # zig's
 
 
 def is_compiler(path: str) -> bool:
@@ -27,8 +50,16 @@ def is_compiler(path: str) -> bool:
 def compiles(arguments: Sequence[str]) -> bool:
     """Whether a compiler with these arguments compiles or links; otherwise it answers a question about itself.
 
-    Such a question (``--version``, ``-v``, ``-print-search-dirs``) names no file; preprocessing counts as one, too.
+    Such a question (``--version``, ``-print-search-dirs``, or ``-v`` without a file) counts as one with any other
+    options; preprocessing counts as a question, too.
     """
-    words = arguments[1:]
-    names_file = any(word == "-" or not word.startswith("-") for word in words)
-    return names_file and not any(word in NOT_COMPILING for word in words)
+    names_file, is_argument = False, False
+    for at, word in enumerate(arguments[1:]):
+        if is_argument or (at == 0 and word in SUBCOMMANDS):
+            is_argument = False
+            continue
+        if word in NOT_COMPILING or word.startswith(QUESTIONS):
+            return False
+        is_argument = word in BEFORE_ARGUMENT
+        names_file |= word == "-" or not word.startswith("-")
+    return names_file

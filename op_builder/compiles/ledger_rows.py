@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,24 @@ from op_builder.compiles.compilers import compiles, is_compiler
 from op_builder.compiles.starts import OTHER
 from op_builder.system.ledger import records
 
-_SOURCES = (".c", ".cc", ".cpp", ".cxx", ".C", ".cu", ".hip", ".S", ".s", ".f", ".f90", ".sycl", ".ptx", ".mlu")
+_SOURCES = (
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cxx",
+    ".C",
+    ".cu",
+    ".hip",
+    ".S",
+    ".s",
+    ".f",
+    ".f90",
+    ".rs",
+    ".ispc",
+    ".sycl",
+    ".ptx",
+    ".mlu",
+)
 _MOST_CHARACTERS = 80
 _HEADERS = (".h", ".hpp", ".hh")
 
@@ -59,7 +77,7 @@ class _Process:
     def __init__(self, fields: list[str]) -> None:
         kind, time, number, parent, self.file, *words = fields
         self.is_refused = kind == "refused"
-        self.started, self.number, self.parent_number = float(time), int(number), int(parent)
+        self.started, self.number, self.parent_number = _seconds(time), int(number), int(parent)
         self.words = tuple(words)
         self.parent: _Process | None = None
         self.ask: _Ask | None = None
@@ -73,6 +91,11 @@ class _Process:
             yield process
             process = process.parent
 
+    def end(self, ended: float, cpu_seconds: float) -> None:
+        """Set the times of all programs that this process has run, one by exec() after the other."""
+        for program in takewhile(lambda each: each.number == self.number, self.ancestors()):
+            program.ended, program.cpu_seconds = ended, cpu_seconds
+
     @property
     def asks(self) -> list[_Ask]:
         """Those of the Python processes above, the nearest first."""
@@ -83,13 +106,13 @@ class _Ask:
     """That a Python process was about to start a program, or has compiled a kernel."""
 
     def __init__(self, fields: list[str]) -> None:
-        _, time, number, self.cache, self.library, self.program, self.stack, self.verdict, self.file, *words = fields
-        self.time, self.number, self.words = float(time), int(number), tuple(words)
-        self.is_taken = False
+        kind, time, number, self.cache, self.library, self.program, self.stack, self.verdict, self.file, *words = fields
+        self.time, self.number, self.words = _seconds(time), int(number), tuple(words)
+        self.seconds = _seconds(words[1]) if kind == "kernel" else 0.0
 
     def contains(self, other: _Ask) -> bool:
         """Whether another program (ptxas) was started while this kernel was compiled, as a part of it."""
-        return self.number == other.number and self.time - float(self.words[1]) <= other.time <= self.time
+        return self.number == other.number and self.time - self.seconds <= other.time <= self.time
 
     def is_of(self, process: _Process) -> bool:
         """Whether it started this program: with equal words; those of a script follow its interpreter's."""
@@ -97,51 +120,75 @@ class _Ask:
         return process.words[-count:] == self.words or (count > 1 and process.words[1 - count :] == self.words[1:])
 
 
-def read_starts(file: Path) -> list[Start]:
-    """All compilers of a ledger that no other compiler started, by time."""
-    processes: list[_Process] = []
-    running: dict[int, _Process] = {}  # by number
-    asks: dict[int, list[_Ask]] = defaultdict(list)
-    kernels: list[_Ask] = []
-    missed: dict[int, list[tuple[float, str]]] = defaultdict(list)
-    for fields in records(file):
-        kind, time, number = fields[0], float(fields[1]), int(fields[2])
+def _seconds(microseconds: str) -> float:
+    return int(microseconds) / 1e6
+
+
+class Reader:
+    """Reads a ledger as it grows, and keeps what rows may need: compilers, and what may still start one.
+
+    Args:
+        file: the ledger's file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self._offset = file, 0
+        self._compilers: list[_Process] = []  # those that no other compiler started
+        self._running: dict[int, _Process] = {}  # by number
+        self._asks: dict[int, list[_Ask]] = defaultdict(list)  # without those whose program is known
+        self._kernels: list[_Ask] = []
+        self._missed: dict[int, list[tuple[float, str]]] = defaultdict(list)
+
+    def read(self) -> bool:
+        """Read what was appended since the last call; whether anything was."""
+        found, self._offset = records(self.file, self._offset)
+        for fields in found:
+            with suppress(ValueError, IndexError):  # cut off by a full disk
+                self._add(fields)
+        return bool(found)
+
+    def _add(self, fields: list[str]) -> None:
+        kind, time, number = fields[0], _seconds(fields[1]), int(fields[2])
         if kind in ("start", "refused"):
             process = _Process(fields)
-            _place(process, running, asks)
-            processes.append(process)
-            running[number] = process
-        elif kind == "end" and number in running:
-            running[number].ended, running[number].cpu_seconds = time, float(fields[3])
+            self._place(process)
+            if _is_outermost(process):
+                self._compilers.append(process)
+            self._running[number] = process
+        elif kind == "end" and number in self._running:
+            self._running[number].end(time, _seconds(fields[3]))
         elif kind == "ask":
-            asks[number].append(_Ask(fields))
+            self._asks[number].append(_Ask(fields))
         elif kind == "kernel":
-            kernels.append(_Ask(fields))
+            self._kernels.append(_Ask(fields))
         elif kind == "missed":
-            missed[number].append((time, f"{fields[3]}: {fields[4]}"))
+            self._missed[number].append((time, f"{fields[3]}: {fields[4]}"))
 
-    def is_part(ask: _Ask) -> bool:
-        return any(kernel.contains(ask) for kernel in kernels)
+    def _place(self, process: _Process) -> None:
+        """Set what started a program: the same process by exec(), or its parent."""
+        before = self._running.get(process.number)
+        if before is not None and (before.ended is not None or before.parent_number != process.parent_number):
+            before = None  # the system gave the number to another process
+        process.parent = before or self._running.get(process.parent_number)
+        for number in (process.number, process.parent_number):
+            asks = self._asks.get(number, [])
+            for at in reversed(range(len(asks))):
+                if asks[at].is_of(process):
+                    process.ask = asks.pop(at)
+                    return
 
-    outermost = [process for process in processes if _is_outermost(process)]
-    found = [_of_process(each, missed) for each in outermost if not any(map(is_part, each.asks[:1]))]
-    lost = [ask for of_one in asks.values() for ask in of_one if ask.verdict and not ask.is_taken]
-    found += [_of_ask(ask, running.get(ask.number), missed) for ask in lost if not is_part(ask)]
-    found += [_of_kernel(ask, running.get(ask.number)) for ask in kernels]
-    return sorted(found, key=lambda start: start.started)
+    def starts(self) -> list[Start]:
+        """All compilers so far that no other compiler started, by time."""
+        kernels, running, missed = self._kernels, self._running, self._missed
 
+        def is_part(ask: _Ask) -> bool:
+            return any(kernel.contains(ask) for kernel in kernels)
 
-def _place(process: _Process, running: dict[int, _Process], asks: dict[int, list[_Ask]]) -> None:
-    """Set what started a program: the same process by exec(), or its parent."""
-    before = running.get(process.number)
-    if before is not None and (before.ended is not None or before.parent_number != process.parent_number):
-        before = None  # the system gave the number to another process
-    process.parent = before or running.get(process.parent_number)
-    for number in (process.number, process.parent_number):
-        for ask in reversed(asks[number]):
-            if not ask.is_taken and ask.is_of(process):
-                ask.is_taken, process.ask = True, ask
-                return
+        found = [_of_process(each, missed) for each in self._compilers if not any(map(is_part, each.asks[:1]))]
+        lost = [ask for of_one in self._asks.values() for ask in of_one if ask.verdict]
+        found += [_of_ask(ask, running.get(ask.number), missed) for ask in lost if not is_part(ask)]
+        found += [_of_kernel(ask, running.get(ask.number)) for ask in kernels]
+        return sorted(found, key=lambda start: start.started)
 
 
 def _is_outermost(process: _Process) -> bool:
@@ -172,7 +219,7 @@ def _of_ask(ask: _Ask, asker: _Process | None, missed: dict[int, list[tuple[floa
 
 
 def _of_kernel(ask: _Ask, asker: _Process | None) -> Start:
-    name, seconds = ask.words[0], float(ask.words[1])
+    name, seconds = ask.words[0], ask.seconds
     row = _row([ask, *(asker.asks if asker is not None else ())], (), ask.time - seconds, {})
     return row._replace(what=name, is_refused=ask.verdict == "refused", seconds=seconds)
 

@@ -4,29 +4,61 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
-from op_builder.compiles.compilers import COMPILERS, NOT_COMPILING
+from op_builder.compiles.compilers import BEFORE_ARGUMENT, COMPILERS, NOT_COMPILING, QUESTIONS, SUBCOMMANDS
 from op_builder.compiles.starts import RECORDER
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import AccelError
 from op_builder.paths import native_root
+from op_builder.system.ledger import MOST_BYTES, MOST_LAST_WORDS
 
 logger = logging.getLogger(__name__)
 
 
 def new_ledger() -> Path:
-    """The file of a new, empty ledger, in a directory of its own with a link to the recorder, if there is one."""
+    """The file of a new, empty ledger, in a directory of its own with the recorder, if there is one."""
     directory = Path(tempfile.mkdtemp(prefix="accel-compiles-"))
     try:
-        os.symlink(_library(), directory / RECORDER)
-    except AccelError as error:
+        _add_recorder(directory)
+    except (AccelError, OSError) as error:
         logger.warning("Only compilers that Python starts directly are seen, without their times: %s", error)
     file = directory / "ledger"
     file.touch(mode=0o600)
     return file
+
+
+def remove_ledger(file: Path) -> None:
+    """Remove a ledger. The recorder stays while a process has it, such as a daemon, whose children load it, too."""
+    file.unlink(missing_ok=True)
+    if not _is_mapped(file.parent / RECORDER):
+        shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def _is_mapped(library: Path) -> bool:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # another user's process, or one that has ended
+            if os.fsencode(library) in maps.read_bytes():
+                return True
+    return False
+
+
+def _add_recorder(directory: Path) -> None:
+    """Copy it, because the cache may remove its entry meanwhile; a link, where the system runs no code."""
+    library = _library()
+    place = directory / RECORDER
+    if os.statvfs(directory).f_flag & os.ST_NOEXEC:
+        place.symlink_to(library)
+    else:
+        shutil.copyfile(library, place)
+    path = os.path.realpath(place)
+    if set(path) & set(" :"):
+        place.unlink()
+        raise AccelError(f"LD_PRELOAD cannot name {path}.", "Use a TMPDIR without spaces and colons.")
 
 
 def _library() -> Path:
@@ -40,10 +72,15 @@ def _library() -> Path:
         "compiles_recorder",
         Binding.C,
         (str(native_root() / "csrc" / "ledger" / "recorder.c"),),
-        cxx_flags=(f"-DCOMPILERS={words(COMPILERS)}", f"-DNOT_COMPILING={words(NOT_COMPILING)}"),
+        cxx_flags=(
+            f"-DCOMPILERS={words(COMPILERS)}",
+            f"-DNOT_COMPILING={words(NOT_COMPILING)}",
+            f"-DQUESTIONS={words(QUESTIONS)}",
+            f"-DBEFORE_ARGUMENT={words(BEFORE_ARGUMENT)}",
+            f"-DSUBCOMMANDS={words(SUBCOMMANDS)}",
+            f"-DMOST_LAST_WORDS={MOST_LAST_WORDS}",
+            f"-DMOST_BYTES={MOST_BYTES}",
+        ),
         link_flags=("-Wl,--as-needed",),  # each process that starts would load libstdc++
     )
-    path = build_library(recipe).path
-    if set(str(path)) & set(" :"):
-        raise AccelError(f"LD_PRELOAD cannot name {path}.", "Use an ACCEL_CACHE_DIR without spaces and colons.")
-    return path
+    return build_library(recipe).path

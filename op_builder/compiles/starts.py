@@ -17,7 +17,7 @@ from op_builder.errors import CompilerRefused
 from op_builder.system import ledger
 from op_builder.system.after_import import AfterImport
 
-RECORDER = "recorder.so"  # next to the ledger: a link to the library that LD_PRELOAD loads into children
+RECORDER = "recorder.so"  # next to the ledger: the library that LD_PRELOAD loads into children
 OTHER = "other"
 
 # The cache whose module's frame is nearest to the start.
@@ -114,7 +114,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     if is_compiler(file):
         verdict = "refused" if kept[0] == "raise" and compiles(words) else "compiler"
     asker = _asker(frame)
-    ledger.append("ask", *asker, verdict, file, *words)
+    ledger.append("ask", *asker, verdict, file, *(words if verdict else ledger.shortened(words)))
     if verdict == "refused":
         raise CompilerRefused(
             f"No compiler may start here, and {asker.cache} starts one: {' '.join(words)[:_MOST_CHARACTERS]}\n"
@@ -209,7 +209,7 @@ def _listen(knobs: ModuleType) -> None:
         name = str(metadata.get("name", "") if isinstance(metadata, dict) else getattr(metadata, "name", ""))
         asker = _asker(sys._getframe(1))
         verdict = "refused" if kept[0] == "raise" else "compiler"
-        ledger.append("kernel", *asker, verdict, "", name or str(src), times.total / 1e6)
+        ledger.append("kernel", *asker, verdict, "", name or str(src), int(times.total))
         if verdict == "refused":
             raise CompilerRefused(
                 f"Nothing may compile here, and Triton has compiled {name}.\n  Asked by {asker.program}.",

@@ -6,11 +6,10 @@ import atexit
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +43,21 @@ class Ledger:
         """Note nothing more; what was noted can still be read."""
         self._last = self.starts()
 
+    def remove(self) -> None:
+        """Remove its file."""
+        from op_builder.compiles.recorder import remove_ledger
+
+        remove_ledger(self.file)
+
     def starts(self) -> list[Start]:
         """All compilers by time, those included that only preprocessed or answered a question."""
-        from op_builder.compiles.ledger_rows import read_starts
+        from op_builder.compiles.ledger_rows import Reader
 
         if self._last is not None:
             return self._last
-        return [start for start in read_starts(self.file) if start.started >= self.since]
+        reader = Reader(self.file)
+        reader.read()
+        return [start for start in reader.starts() if start.started >= self.since]
 
     def compiled(self) -> list[Start]:
         """Those that compiled or linked, or were about to."""
@@ -74,22 +81,24 @@ class Ledger:
 
     def follow(self, ended: threading.Event, note: Callable[[str], None]) -> None:
         """Call ``note`` with one line for each compiler that compiles, soon after its start, until ``ended`` is set."""
+        from op_builder.compiles.ledger_rows import Reader
         from op_builder.compiles.render import line
 
-        noted, size, is_last = set(), -1, False
+        reader, noted = Reader(self.file), set()
+        is_last = is_early = False
         while not is_last:
             is_last = ended.wait(_POLL_S)
-            with suppress(FileNotFoundError):  # removed, as the program ends
-                current = self.file.stat().st_size
-                if current == size and not is_last:
+            if not (reader.read() or is_early or is_last):
+                continue
+            is_early = False
+            for start in reader.starts():
+                if start.is_query or start.started < self.since:
                     continue
-                size = current
-                for start in self.compiled():
-                    if start.process == 0 and not is_last and time.monotonic() - start.started < _LATEST_S:
-                        size = -1  # read again: the compiler itself has not noted its start yet
-                    elif (start.process, start.started) not in noted:
-                        noted.add((start.process, start.started))
-                        note(line(start))
+                if start.process == 0 and not is_last and time.monotonic() - start.started < _LATEST_S:
+                    is_early = True  # the compiler itself may not have noted its start yet
+                elif (start.process, start.started) not in noted:
+                    noted.add((start.process, start.started))
+                    note(line(start))
 
 
 def new_ledger() -> Ledger:
@@ -105,13 +114,23 @@ def watch(mode: str = "warn") -> Ledger:
     Args:
         mode: ``warn`` logs each compiler when it starts; ``raise`` forbids them; ``report`` only keeps the ledger.
 
+    At the end of the process, ``raise`` logs an error if a compiler was refused. The exit status remains the program's;
+    only ``accel-ops run`` changes it.
+
     Raises:
         ArgumentError: the mode is unknown.
     """
     with ExitStack() as stack:
         ledger = stack.enter_context(watched(mode))
-        atexit.register(stack.pop_all().close)
+        atexit.register(_end, stack.pop_all())
     return ledger
+
+
+def _end(stack: ExitStack) -> None:
+    try:
+        stack.close()
+    except CompilerRefused as error:
+        logger.error("%s", error)
 
 
 @contextmanager
@@ -159,7 +178,7 @@ def watched(mode: str = "report") -> Iterator[Ledger]:
                 follower.join()
             ledger.close()
             if kept is None:
-                shutil.rmtree(ledger.file.parent, ignore_errors=True)
+                ledger.remove()
 
 
 def _require_none_refused(ledger: Ledger, mode: str, cause: Exception | None) -> None:

@@ -90,16 +90,22 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
-        differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)[1]
-        reasons = differences or [f"the cache contains no '{plan.op}'"]
+        nearest, reasons = (None, ["it was requested"]) if options.force else _missed(plan, key, cache)
         ledger.append("missed", plan.op, "; ".join(reasons))
-        if differences:
+        if nearest is not None:
             logger.info("The cached '%s' is not used: %s.", plan.op, "; ".join(reasons))
         options.on_start(reasons)
         jobs = job_count(plan)
         position = _Position(lambda: [source.label for source in plan.sources])
         with _announced_if_long(plan, jobs, options, position) as options:
             return _Build(plan, toolset, cache, options, find_ninja(), jobs, position).run(key)
+
+
+def _missed(plan: BuildPlan, key: PlanKey, cache: Cache) -> tuple[Entry | None, list[str]]:
+    nearest, differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)
+    if nearest is None:
+        return None, [f"the cache contains no '{plan.op}'"]
+    return nearest, differences or ["the equal entry cannot be used"]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.commands.caches import CACHES, variables
+from op_builder.commands.caches import CACHES, find_caches, variables
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, python
 from tests.support.jit_programs import EXTENSION, PARTS, PROGRAM
@@ -54,6 +54,20 @@ def test_a_user_without_a_home_has_a_list(tmp_path: Path) -> None:
     assert not rows(**UNSET, HOME="relative", XDG_CACHE_HOME=None, TMPDIR=str(tmp_path))["accel-ops"]["exists"]
 
 
+def test_a_user_without_a_name_and_a_home_has_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "accel-ops").mkdir()
+
+    def fail(*_: object) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("pwd.getpwuid", fail)
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", *UNSET):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = {each.cache.name: each.directory for each in find_caches()}
+    assert (found["accel-ops"], found["Inductor"], found["Triton"]) == (tmp_path / "accel-ops", None, None)
+
+
 def test_a_shell_reads_the_variables(tmp_path: Path) -> None:
     root = tmp_path / "it's a place"
     command = f'eval "$({shlex.quote(sys.executable)} -m op_builder caches env {shlex.quote(str(root))})"; env -0'
@@ -62,7 +76,7 @@ def test_a_shell_reads_the_variables(tmp_path: Path) -> None:
     set_variables = dict(word.split("=", 1) for word in os.fsdecode(words).split("\0") if word)
     expected = variables(root)
     assert len(set(expected.values())) == len(CACHES)
-    assert set_variables.items() >= expected.items()
+    assert set_variables.items() >= {**expected, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}.items()
     assert json.loads(caches("env", "--json", str(root))) == expected
 
 

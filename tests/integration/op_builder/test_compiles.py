@@ -21,7 +21,7 @@ from op_builder.commands.caches import variables
 from op_builder.compiles.compilers import compiles as is_compiling
 from op_builder.compiles.compilers import is_compiler
 from op_builder.compiles.starts import preloading
-from op_builder.compiles.watching import new_ledger
+from op_builder.compiles.watching import Ledger, new_ledger
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import ArgumentError, CompilerRefused
 from tests.support.compilers import needs_gxx, program, require_program
@@ -123,6 +123,63 @@ def test_a_compiler_behind_a_wrapper_or_another_compiler_counts_once(place: Path
     assert [query["what"] for query in ledger()["queries"]] == ["--version"]
 
 
+def test_a_compiler_that_becomes_another_by_exec_has_its_times(place: Path) -> None:
+    shutil.copy(require_program("env"), place / "clang")
+    (row,) = compiled(f"import subprocess; subprocess.run(['./clang', *{COMMAND!r}], check=True)")
+    assert row["compiler"] == str(place / "clang")
+    assert row["seconds"] >= row["cpu_seconds"] > 0
+
+
+def test_long_commands_that_are_no_compilers_are_kept_in_part() -> None:
+    words = ["sh", "-c", f"gcc -c a.c; : {'x' * 1000}", *map(str, range(20))]
+    (row,) = compiled(f"import subprocess; subprocess.run({words!r}, check=True)")
+    assert row["program"].endswith("program.py:1 in <module>")
+
+
+def test_a_full_disk_changes_neither_programs_nor_their_status() -> None:
+    Path("program.py").write_text(f"import subprocess; subprocess.run({COMMAND!r}, check=True); raise SystemExit(3)")
+    made = new_ledger()
+    variables = {"ACCEL_COMPILES": "report:/dev/full", **preloading(str(made.file))}
+    done = python("program.py", **variables)
+    assert (done.returncode, done.stderr) == (3, "")
+    shutil.rmtree(made.file.parent)
+
+
+def test_a_recorder_stays_while_a_daemon_has_it_and_does_not_need_the_cache(place: Path) -> None:
+    text = """
+import shutil, subprocess
+shutil.rmtree("cache")
+pipe, none = open("pipe", "rb+", 0), subprocess.DEVNULL
+subprocess.Popen(["sh", "-c", "read line; true"], stdin=pipe, stdout=none, stderr=none)
+subprocess.run(["sleep", "0"])
+"""
+    Path("program.py").write_text(text)
+    os.mkfifo("pipe")
+    with env.scope(ACCEL_CACHE_DIR=str(place / "cache"), TMPDIR=str(place)), open("pipe", "rb+", 0) as pipe:
+        done = run("report", "program.py")
+        assert "preload" not in done.stderr
+        assert list(place.glob("accel-compiles-*/*"))
+        pipe.write(b"go\n")
+    with env.scope(TMPDIR=str(place)):
+        shutil.rmtree(next(place.glob("accel-compiles-*")))
+        assert run("report", "-c", "1").returncode == 0
+    assert not list(place.glob("accel-compiles-*"))
+
+
+def test_damaged_records_are_left_out() -> None:
+    start = "\x1estart\x1f1500000\x1f7\x1f1\x1f/bin/gcc\x1fgcc\x1fa.c\x1f\x1e"
+    damaged = (
+        "\x1estart\x1f16",
+        "\x1estart\x1f1600000\x1f8\x1f\x1e",
+        "\x1eend\x1f1700000\x1f7\x1fx\x1f\x1e",
+        "x\x1fy\x1fz\x1f",
+    )
+    Path("ledger").write_text(
+        "".join(text + start.replace("\x1f7", f"\x1f{at + 20}") for at, text in enumerate(damaged))
+    )
+    assert [each.what for each in Ledger(Path("ledger"), 0).compiled()] == ["a.c"] * len(damaged)
+
+
 def test_a_command_keeps_its_streams_name_and_status() -> None:
     text = """
 import subprocess
@@ -148,7 +205,27 @@ CASES: list[tuple[str, Sequence[str], bool]] = [
         ("g++", words, False)
         for words in ([], ["--version"], ["-v"], ["-E", "a.c"], ["-print-prog-name=as"], ["-M", "a"])
     ),
+    *(
+        ("g++", words.split(), False)
+        for words in ("-x c++ -v", "-o x --version", "-I a -dumpmachine", "a.c --help=warnings")
+    ),
     *(("g++", words, True) for words in (["-"], ["-v", "a.c"], ["-MD", "a.c"], ["@words"], ["a.o", "-o", "a.so"])),
+    *(
+        ("g++", words.split(), True)
+        for words in ("-Xlinker -E a.o -o b", "-o --version a.c", "-dumpdir d a.c", "-x c++ -")
+    ),
+    *(("zig", words.split(), True) for words in ("cc a.c", "c++ -target x a.c", "build-exe a.zig")),
+    *(
+        (name, words.split(), False)
+        for name, words in (
+            ("zig", "c++ -target x86_64-linux-gnu -idirafter /usr/include --version"),
+            ("zig", "cc -target x -v"),
+            ("zig", "version"),
+            ("clang", "-target x --version"),
+            ("clang", "-isystem a -Xclang -b -print-resource-dir"),
+        )
+    ),
+    ("flang-new-18", ["a.f90"], True),
 ]
 
 
@@ -257,6 +334,14 @@ def test_a_signal_reaches_the_program() -> None:
     assert (process.returncode, ledger()["exit_status"]) == (9, 9)
 
 
+def test_ignored_and_blocked_signals_are_inherited() -> None:
+    text = "import signal as s; print(s.getsignal(s.SIGHUP).name, s.pthread_sigmask(s.SIG_BLOCK, []))"
+    command = f"trap '' HUP; exec {sys.executable} -m op_builder run --compiles report -- -c \"{text}\""
+    environment = env.child_environment(PYTHONPATH=str(ROOT))
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "SIG_IGN set()\n"
+
+
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("program.py").write_text(SLEEPER)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -295,8 +380,8 @@ def test_our_cache_has_the_same_keys_with_and_without_a_ledger_and_gives_its_rea
         assert run("report", "program.py").stdout == "False\n"
         rows = ledger()["compiled"]
         assert [(row["cache"], row["what"], row["reason"]) for row in rows] == [
-            ("accel-ops", "a.c", "mine: not in the cache"),
-            ("accel-ops", "link mine.so", "mine: not in the cache"),
+            ("accel-ops", "a.c", "mine: the cache contains no 'mine'"),
+            ("accel-ops", "link mine.so", "mine: the cache contains no 'mine'"),
         ]
         assert rows[0]["program"].endswith("program.py:4 in <module>")
         assert python("program.py").stdout == "True\n"
@@ -342,9 +427,14 @@ if os.fork() == 0:
     sys.exit(0)  # runs what atexit has
 os.wait()
 print(ledger.file.exists())
-subprocess.run(["gcc", "a.c"])
+os.system("gcc -c a.c")
+if sys.argv[1:]:
+    subprocess.run(["gcc", "a.c"])
 """
     done = python("-c", text)
+    assert (done.stdout, done.returncode, "Traceback" in done.stderr) == ("True\n", 0, False)
+    assert "Compilers that were refused: 1" in done.stderr
+    done = python("-c", text, "again")
     assert (done.stdout, done.returncode) == ("True\n", 1)
     assert "CompilerRefused: No compiler may start here" in done.stderr
 

@@ -74,7 +74,9 @@ def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, ca
     done = subprocess.run(command, cwd=tmp_path / "staging", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"! {PRECOMPILED_DIRECTORY}/torch/extension.h.gch"), "GCC says which one it takes"
-    built = compile_op(with_header, BuildOptions(force=True))
+    reasons: list[str] = []
+    built = compile_op(with_header, BuildOptions(force=True, on_start=reasons.extend))
+    assert reasons == ["it was requested"]
     assert built.digest == compile_op(text_builder(cache)).digest
 
 
