@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import CompileError, LoadError
+from op_builder.errors import AccelError, LoadError
 from op_builder.load.lookup import Lookup
 from op_builder.load.open import open_entry
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, PYTHON, WAYS, Candidate, resolve
@@ -37,9 +37,9 @@ def load(spec: OpSpec, cache: Cache, progress: Progress | None = None, ways: Seq
     """
     try:
         return load_entry(spec, cache, progress, ways)[1]
-    except CompileError as error:
-        # The author's source is the cause, which the message shows: the engine's frames would hide it.
-        raise error.with_traceback(None) from None
+    except AccelError as error:
+        # The message contains the reason, which the engine's frames would hide.
+        raise error.with_traceback(None) from error.__cause__
 
 
 def load_entry(

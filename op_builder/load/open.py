@@ -249,7 +249,7 @@ def _dlopen(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         remedy = "If the message names a missing library, install it. Otherwise remove the file, and load again."
-        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(path) or remedy) from error
+        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(path) or remedy) from None
 
 
 def _noexec_remedy(artifact: Path) -> str:
