@@ -86,7 +86,8 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
     """
     options = options or BuildOptions()
     with _only_builder(cache, key, plan.op, options):
-        # Another process may have built it since the caller's look-up.
+        # Not only after waiting for the lock: another process may have published the entry, and released the lock,
+        # between the caller's look-up and this one.
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
