@@ -6,6 +6,7 @@ loading, building and reporting work on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -430,6 +431,7 @@ def log_steps(op: str, verbose: bool) -> Progress | None:
 
 def _log_step(op: str, level: int, prints: bool, done: int, total: int, step: str) -> None:
     if prints:
-        sys.stderr.write(f"{op}: [{done}/{total}] {step}\n")
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, a broken pipe, or closed
+            sys.stderr.write(f"{op}: [{done}/{total}] {step}\n")
     else:
         logger.log(level, "%s: [%d/%d] %s", op, done, total, step)

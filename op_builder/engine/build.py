@@ -86,7 +86,8 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
     """
     options = options or BuildOptions()
     with _only_builder(cache, key, plan.op, options):
-        # Another process may have built it since the caller's look-up.
+        # Not only after waiting for the lock: another process may have published the entry, and released the lock,
+        # between the caller's look-up and this one.
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
@@ -116,7 +117,7 @@ class _Position:
     done: str = "0 steps done"
 
     def __str__(self) -> str:
-        names = self.unfinished()
+        names = list(dict.fromkeys(self.unfinished()))
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         return f"{self.done}, not yet compiled: {', '.join(names[:_MOST_NAMES])}{more}" if names else self.done
 
@@ -186,7 +187,7 @@ class _Build:
                 logger.info("Building %s.", _description(self.plan, jobs))
                 if len(steps) < len(commands.compile_steps):
                     logger.info(
-                        "Compiling %d of %d files; earlier builds have compiled the others.",
+                        "Compiling %d of %d objects; earlier builds have compiled the others.",
                         len(steps),
                         len(commands.compile_steps),
                     )
@@ -195,7 +196,7 @@ class _Build:
                 return commands
         except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
-            at = f"compiling {', '.join(waiting)}" if waiting else "linking"
+            at = f"compiling {', '.join(dict.fromkeys(waiting))}" if waiting else "linking"
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
 
@@ -284,14 +285,15 @@ class _Build:
 
 
 def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[str]:
-    """The labels of the sources that are not compiled yet."""
+    """The labels of the objects that are not compiled yet; a source in parts has several."""
     finished = finished_outputs(staging)
     return [step.source.label for step in steps if step.object_name not in finished]
 
 
 def _description(plan: BuildPlan, jobs: int) -> str:
-    count = len(plan.sources)
-    return f"'{plan.op}' ({f'{count} files, {jobs} at a time' if count > 1 else '1 file'})"
+    count = len({source.path for source in plan.sources})
+    files = f"{count} files" if count > 1 else "1 file"
+    return f"'{plan.op}' ({files}{f', {jobs} compilers at a time' if len(plan.sources) > 1 else ''})"
 
 
 @contextmanager

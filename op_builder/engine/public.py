@@ -71,6 +71,20 @@ def build_library(
         ToolchainError, MissingCUDAException: a tool is missing or failed, or the time is up.
         IncompatibleOpError: the package of the binding is missing, or the system is Windows.
     """
+    try:
+        return _build_library(recipe, cache_root, progress, cancel, budget, timeout_s)
+    except AccelError as error:  # see load()
+        raise error.with_traceback(None) from error.__cause__
+
+
+def _build_library(
+    recipe: Recipe,
+    cache_root: str | os.PathLike[str] | None,
+    progress: Progress | None,
+    cancel: threading.Event | None,
+    budget: JobBudget | None,
+    timeout_s: float | None,
+) -> BuiltLibrary:
     recipe = _checked(recipe)
     cache = Cache(Path(os.path.abspath(cache_root)) if cache_root is not None else None)
     plan = plan_of(normalized(recipe), PlanFacts(cache.memo))
@@ -109,12 +123,15 @@ def _checked(recipe: Recipe) -> Recipe:
         raise ArgumentError(f"{where} its binding is {recipe.binding!r}.", f"Use one of {names}.")
     lists: dict[str, Any] = {name: text_list(getattr(recipe, name), f"{where} its {name}") for name in _LISTS}
     flags = {name: text_list(words, f"{where} the flags of {name!r}") for name, words in recipe.source_flags.items()}
-    for member, named, known in (
-        ("source_flags", flags, {*lists["sources"], *recipe.texts}),
-        ("parts", recipe.parts, set(lists["sources"])),
+    for member, named, places, known in (
+        ("source_flags", flags, "sources or texts", {*lists["sources"], *recipe.texts}),
+        ("parts", recipe.parts, "sources", set(lists["sources"])),
     ):
         if unknown := sorted(set(map(str, named)) - known):
-            raise ArgumentError(f"{where} {member} names {', '.join(unknown)}.", "Use names as they are in sources.")
+            raise ArgumentError(f"{where} {member} names {', '.join(unknown)}.", f"Use names as they are in {places}.")
+    for name, count in recipe.parts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ArgumentError(f"{where} parts of {name!r} is {count!r}.", "Use a whole number of at least 1.")
     absolute = {name: os.path.abspath(name) for name in lists["sources"]}
     for name, path in absolute.items():
         if not os.path.isfile(path):

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import CompileError, LoadError
+from op_builder.errors import AccelError, LoadError
 from op_builder.load.lookup import Lookup
 from op_builder.load.open import open_entry
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, PYTHON, WAYS, Candidate, resolve
@@ -37,9 +37,9 @@ def load(spec: OpSpec, cache: Cache, progress: Progress | None = None, ways: Seq
     """
     try:
         return load_entry(spec, cache, progress, ways)[1]
-    except CompileError as error:
-        # The author's source is the cause, which the message shows: the engine's frames would hide it.
-        raise error.with_traceback(None) from None
+    except AccelError as error:
+        # The message contains the reason, which the engine's frames would hide.
+        raise error.with_traceback(None) from error.__cause__
 
 
 def load_entry(
@@ -47,11 +47,14 @@ def load_entry(
 ) -> tuple[Entry | None, Any]:
     """The binary that :func:`load` opens, or None for Python code; and its result."""
     lookup = Lookup(spec, cache)
+    unopened: LoadError | None = None
     for candidate in resolve(lookup, ways):
         way, entry, rejection = candidate.way, candidate.entry, candidate.rejection
         if rejection is not None:
             if way in (BUILD, PYTHON):
-                raise lookup.plan_error or unavailable(spec.name, rejection)
+                if lookup.plan_error is not None:
+                    raise lookup.plan_error
+                raise unavailable(spec.name, rejection) from unopened
             _log(candidate, rejection, lookup)
         elif spec.python is not None:
             return None, spec.python()
@@ -66,8 +69,9 @@ def load_entry(
             try:
                 return entry, open_entry(entry, spec, cache)
             except LoadError as error:
-                if way == PREBUILT:
+                if way == PREBUILT or _is_of_any_compiler(candidate, lookup):
                     _log(candidate, Rejection.of(error), lookup)
+                    unopened = error
                 elif entry.artifact.exists():  # else another process or host has removed it
                     raise
     raise AssertionError("resolve() ends with a build")
@@ -75,6 +79,11 @@ def load_entry(
 
 def _log(candidate: Candidate, rejection: Rejection, lookup: Lookup) -> None:
     """Log why a binary is not used: a warning if the user put it there."""
-    is_imported = candidate.way == CACHED and lookup.toolset is None
-    level = logging.WARNING if candidate.way == PREBUILT or is_imported else logging.DEBUG
+    is_given = candidate.way == PREBUILT or _is_of_any_compiler(candidate, lookup)
+    level = logging.WARNING if is_given else logging.DEBUG
     logger.log(level, "The %s '%s' is ignored. %s", candidate.way, lookup.spec.name, rejection)
+
+
+def _is_of_any_compiler(candidate: Candidate, lookup: Lookup) -> bool:
+    """Whether it is an entry of the cache that another machine may have built, because this one has no compiler."""
+    return candidate.way == CACHED and lookup.toolset is None

@@ -178,7 +178,7 @@ class Lookup:
             _, differences = nearest_miss(cache.entries(plan.op), self.key, self.roots, cache.memo)
         except AccelError as error:  # a variable or the plan is not valid
             return Rejection.of(error)
-        sources = ", ".join(source.label for source in plan.sources)
+        sources = ", ".join(dict.fromkeys(source.label for source in plan.sources))
         nearest = f" The nearest entry differs in: {'; '.join(differences)}." if differences else ""
         return Rejection(
             f"It is neither prebuilt nor in the cache {cache.root}, and {why}. It would have compiled {sources} with "

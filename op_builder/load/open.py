@@ -37,6 +37,7 @@ NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not
 # While it is held, nothing is imported and no code of other packages runs, which could wait for another thread.
 _lock = threading.Lock()
 _registering = threading.Lock()  # held while a library registers with torch: two of one name end the process
+_registering_thread: int | None = None
 _opened: dict[str, tuple[Entry, Any]] = {}
 _bound: dict[tuple[str, Callable[..., Any]], Any] = {}
 _opening: dict[str, tuple[int, threading.Event]] = {}  # the thread that opens it, and the end
@@ -50,8 +51,8 @@ _LONGEST_WAIT_S = 10.0
 
 def _replace_locks() -> None:
     # A fork while another thread loads would leave the child a lock that no thread releases.
-    global _lock, _registering
-    _lock, _registering = threading.Lock(), threading.Lock()
+    global _lock, _registering, _registering_thread
+    _lock, _registering, _registering_thread = threading.Lock(), threading.Lock(), None
     _opening.clear()
 
 
@@ -148,13 +149,34 @@ def open_torch_globally() -> None:
         ctypes.CDLL(str(torch_install().library_dir / library_file(name, "darwin")), mode=ctypes.RTLD_GLOBAL)
 
 
+@contextmanager
+def _only_registration(entry: Entry) -> Iterator[None]:
+    """Let one thread after the other open a library that registers with torch.
+
+    Raises:
+        LoadError: this thread is already in one: a static initializer of the library loads an op.
+    """
+    global _registering_thread
+    if _registering_thread == threading.get_ident():
+        raise LoadError(
+            f"{entry.artifact} cannot be opened while this thread opens another library of torch ops.",
+            "Load no op in a static initializer of a library, in a signal handler or in a finalizer.",
+        )
+    with _registering:
+        _registering_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            _registering_thread = None
+
+
 def _open_accel(entry: Entry) -> Any:
     import ctypes
 
     import torch
 
     namespace = f"accel_{entry.manifest.op}_{entry.digest}"
-    with _registering:
+    with _only_registration(entry):
         # Registering a namespace twice ends the process. torch.ops remembers the namespaces that were used, also after
         # this module was reloaded.
         if namespace in vars(torch.ops):
@@ -209,7 +231,7 @@ def _open_tvm_ffi(entry: Entry) -> Any:
 def _open_torch_library(entry: Entry) -> Any:
     import torch
 
-    with _registering:
+    with _only_registration(entry):
         if entry.artifact not in _registered_files:  # another thread may have been faster
             _refuse_existing_names(entry)
             _dlopen(entry.artifact)
@@ -249,7 +271,7 @@ def _dlopen(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         remedy = "If the message names a missing library, install it. Otherwise remove the file, and load again."
-        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(path) or remedy) from error
+        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(path) or remedy) from None
 
 
 def _noexec_remedy(artifact: Path) -> str:

@@ -50,7 +50,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="of a file: load it in throw-away environments with CPU builds of the releases of --torch (default: the "
         "oldest and the newest that fit), and compare with the prediction",
     )
-    parser.add_argument("--find-links", metavar="URL", help="where --run finds these builds (default: PyTorch's index)")
+    parser.add_argument(
+        "--find-links",
+        metavar="URL",
+        help="a directory or page with these builds and all that they need, the only one that --run searches (default: "
+        "PyTorch's index alone)",
+    )
     options = parser.parse_args(arguments)
     if files := list(filter(_is_file, options.ops)):
         if len(options.ops) > 1:

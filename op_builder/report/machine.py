@@ -60,7 +60,11 @@ def parts() -> dict[str, dict[str, Any]]:
 
 
 def _foreign_packages() -> dict[str, dict[str, Any]]:
-    return {f"package {found.name}": {"error": found.reason, "remedy": found.remedy} for found in foreign_packages()}
+    def find() -> dict[str, Any]:
+        return {f"package {each.name}": {"error": each.reason, "remedy": each.remedy} for each in foreign_packages()}
+
+    found = _or_error(find)
+    return {"packages": found} if "error" in found else found
 
 
 def _toolchains() -> dict[str, Any]:

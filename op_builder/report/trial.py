@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -15,6 +17,8 @@ from op_builder.system.process import run
 
 _INDEX = "https://download.pytorch.org/whl/cpu"
 _TIMEOUT_S = 3600.0
+# The variables that name other places of packages.
+_PLACES = re.compile(r"(?:PIP|UV)_(?:\w*INDEX|FIND_LINKS|TORCH_BACKEND)")
 
 # Argument: the module's name or nothing, the library, and those that it needs from the same wheel.
 _CHILD = """
@@ -59,7 +63,7 @@ def load_with(file: ExtensionFile, release: str, find_links: str | None) -> dict
 
 def _environment(directory: Path, release: str, find_links: str | None) -> str:
     interpreter = str(directory / "bin" / "python")
-    source = ["--find-links", find_links] if find_links else ["--index-url", _INDEX]
+    source = ["--no-index", "--find-links", find_links] if find_links else ["--index-url", _INDEX]
     wanted = ["--quiet", *source, f"torch=={release}+cpu"]
     if uv := _uv():
         make = [uv, "venv", "--quiet", "--python", python(), str(directory)]
@@ -67,15 +71,16 @@ def _environment(directory: Path, release: str, find_links: str | None) -> str:
     else:
         make = isolated_command("import sys, venv\nvenv.create(sys.argv[1], with_pip=True)", str(directory))
         install = [interpreter, "-m", "pip", "install", "--no-cache-dir", *wanted]
+    environment = {name: value for name, value in os.environ.items() if not _PLACES.match(name)}
     for command in (make, install):
         try:
-            done = run(command, timeout_s=_TIMEOUT_S)
+            done = run(command, timeout_s=_TIMEOUT_S, environment=environment)
         except ToolchainError as error:
             raise AccelError(f"An environment with torch {release}+cpu cannot be made: {error.message}") from None
         if not done.ok:
             raise AccelError(
                 f"An environment with torch {release}+cpu cannot be made: {done.errors.strip() or done.output.strip()}",
-                "Name a directory or page with this build by --find-links.",
+                "Name a directory or page with this build and all that it needs by --find-links.",
             )
     return interpreter
 

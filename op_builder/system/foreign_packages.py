@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import sys
@@ -32,7 +33,10 @@ def foreign_packages(root: Path = _ROOT, search: Sequence[str] | None = None) ->
         root: the directory with our packages.
         search: where Python searches; by default as ``python -m`` does, the current directory first.
     """
-    search = [os.getcwd(), *sys.path] if search is None else search
+    if search is None:
+        search = sys.path
+        with contextlib.suppress(OSError):  # the current directory was removed
+            search = [os.getcwd(), *sys.path]
     return [found for name in _NAMES if (found := _hiding(name, root, search) or _written_over(name, root))]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import hashlib
+import itertools
 import re
 import shutil
 import subprocess
@@ -14,8 +16,9 @@ import pytest
 import torch
 
 from op_builder import env
+from op_builder.cache.key import PlanKey
 from op_builder.cache.store import MANIFEST
-from op_builder.errors import AccelError, CompileError, IncompatibleOpError
+from op_builder.errors import AccelError, CompileError, IncompatibleOpError, LoadError
 from op_builder.report.collect import op_row
 from op_builder.report.machine import environment
 from tests.support.builds import cached_or_built, compile_op, find_cached
@@ -187,6 +190,38 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: Smal
         assert is_hit(small)
     with env.scope(PATH=TOOLS):
         assert not is_hit(small)
+
+
+@needs_gxx
+@pytest.mark.usefixtures("new_process")
+def test_without_a_compiler_an_entry_that_does_not_open_does_not_hide_the_next(
+    small: SmallBuilder,
+    no_tools: None,  # noqa: ARG001
+) -> None:
+    with env.scope(PATH=TOOLS):
+        fitting = compile_op(small).manifest
+    numbers = map(str, itertools.count())
+    parts = ({**fitting.key_parts, "c++ compiler": number} for number in numbers)
+    first = next(each for each in parts if PlanKey(each).digest < fitting.key.plan.digest)
+    content = b"\x7fELF of a newer C++ library"
+    newer = fitting._replace(
+        key_parts=first,
+        needs={"GLIBCXX": "3.4.99"},
+        size_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    staged = small.cache.home / "staging" / "newer"
+    staged.mkdir()
+    (staged / newer.artifact).write_bytes(content)
+    small.cache.publish(staged, newer)
+    assert small.is_compatible()
+    assert added(small.load()) == 1.0
+    (entry,) = (each for each in small.cache.entries() if each.manifest.needs != newer.needs)
+    shutil.rmtree(entry.directory)
+    assert not small.is_compatible()
+    with pytest.raises(IncompatibleOpError, match="compiler") as caught:
+        small.load()
+    assert isinstance(caught.value.__cause__, LoadError)
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")

@@ -5,6 +5,7 @@ Each failure is a real one, of the real compiler, linker or nvcc, and is met the
 
 from __future__ import annotations
 
+import io
 import logging
 import sysconfig
 import traceback
@@ -50,8 +51,8 @@ def failure(builder: SmallBuilder, source: str, raises: type[AccelError], *cause
         assert text in seen
     assert bool(error.remedy) is bool(remedy), "a remedy where none is known leads astray"
     assert builder.cache.entries() == []
+    assert len(traceback.extract_tb(error.__traceback__)) <= 4, "the engine's frames would hide the caller"
     if isinstance(error, CompileError):
-        assert len(traceback.extract_tb(error.__traceback__)) <= 4, "the engine's frames would hide the caller"
         assert f"Command: {error.command}\n" in seen
         assert f"Full log: {error.log_path}" in seen
         assert error.command in Path(error.log_path).read_text(errors="replace")
@@ -68,6 +69,21 @@ def test_verbose_writes_steps_to_stderr_where_logging_is_not_configured(
     monkeypatch.setattr(logging.getLogger("op_builder"), "propagate", False)
     small.load(verbose=True)
     assert "compile small.cpp" in capsys.readouterr().err
+
+
+def test_verbose_fails_no_build_whose_stderr_cannot_be_written(
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("op_builder"), "propagate", False)
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:  # noqa: ARG002
+            raise BrokenPipeError
+
+    for stream in (None, Broken()):
+        monkeypatch.setattr("sys.stderr", stream)
+        small.flags += ["-DOTHER"]
+        small.load(verbose=True)
 
 
 # Builds ------------------------------------------------------------------------------------------

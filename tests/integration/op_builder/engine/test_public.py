@@ -102,14 +102,18 @@ def test_every_binding_builds(root: Path, binding: Binding, text: str) -> None:
     assert build_library(recipe, cache_root=root).is_cached
 
 
-def test_a_source_in_parts_is_compiled_once_for_each(root: Path, tmp_path: Path) -> None:
+def test_a_source_in_parts_is_compiled_once_for_each_and_is_one_file(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = tmp_path / "value.c"
     source.write_text(
         "#if ACCEL_PART == 0\nint part(void); int value(void) { return part(); }\n"
         "#else\nint part(void) { return ACCEL_PART; }\n#endif\n"
     )
     recipe = Recipe("value", Binding.C, sources=(str(source),), parts={str(source): 2})
-    assert value(build_library(recipe, cache_root=root)) == 1
+    with caplog.at_level(logging.INFO):
+        assert value(build_library(recipe, cache_root=root)) == 1
+    assert "'value' (1 file, " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,8 @@ def test_a_source_in_parts_is_compiled_once_for_each(root: Path, tmp_path: Path)
         ({"cxx_flags": "-O3"}, ArgumentError, "its cxx_flags"),
         ({"source_flags": {"other.c": ("-O3",)}}, ArgumentError, "other.c"),
         ({"parts": {"other.c": 2}}, ArgumentError, "other.c"),
+        ({"sources": ("a.c",), "parts": {"a.c": 0}}, ArgumentError, "parts of 'a.c' is 0"),
+        ({"sources": ("a.c",), "parts": {"a.c": "2"}}, ArgumentError, "parts of 'a.c' is '2'"),
     ],
 )
 def test_a_bad_recipe_is_refused_before_anything_is_written(
@@ -144,8 +150,9 @@ def test_a_bad_recipe_is_refused_before_anything_is_written(
     ],
 )
 def test_a_failed_build_leaves_no_library(root: Path, recipe: Recipe, error: type[AccelError], words: str) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as caught:
         build_library(recipe, cache_root=root)
+    assert len(caught.traceback) == 2, "the engine's frames would hide the caller"
     assert not list(root.rglob("*.so"))
 
 

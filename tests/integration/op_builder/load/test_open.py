@@ -261,6 +261,27 @@ def test_a_thread_that_waited_too_long_does_not_refuse_the_library_of_the_first(
         assert len({id(each.result(60)) for each in loads}) == 1
 
 
+def test_an_op_that_a_librarys_initializer_loads_is_refused(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer, inner = (make_small(tmp_path / name, cache) for name in ("outer", "inner"))
+    cached_or_built(outer)
+    cached_or_built(inner)
+    dlopen, refused = opened._dlopen, []
+
+    def initializing(path: Path) -> Any:
+        with pytest.raises(LoadError, match="while this thread opens another") as caught:
+            inner.load()
+        refused.append(caught.value)
+        return dlopen(path)
+
+    monkeypatch.setattr(opened, "_dlopen", initializing)
+    assert added(outer.load()) == 1.0
+    assert len(refused) == 1
+    monkeypatch.undo()
+    assert added(inner.load()) == 1.0
+
+
 def test_an_authors_rejection_prevents_a_build_and_no_existing_binary(tmp_path: Path) -> None:
     small = make_small(tmp_path / "op", Cache(tmp_path / "cache"), amount="7.0f")
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.report import doctor
+from op_builder.system.process import Finished
 from tests.support.compilers import needs_gxx, shared_library
 from tests.support.foreign_package import ROOT, python
 from tests.support.small_ops import make_small
@@ -150,6 +152,30 @@ def test_bad_input_is_one_line_and_status_2(
     assert message in capsys.readouterr().err
 
 
+@needs_gxx
+@pytest.mark.parametrize(
+    ("places", "searched"),
+    [([], "--index-url https://download.pytorch.org/whl/cpu"), (["--find-links", "/x"], "--no-index --find-links /x")],
+)
+def test_a_throw_away_environment_has_packages_of_one_place(
+    places: list[str], searched: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[str, str]] = []
+
+    def run(command: list[str], *, environment: dict[str, str], timeout_s: float) -> Finished:  # noqa: ARG001
+        runs.append((" ".join(command), " ".join(environment)))
+        return Finished(tuple(command), int("install" in command), "", "")
+
+    monkeypatch.setattr("op_builder.report.trial.run", run)
+    variables = ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX_ACME_PASSWORD", "UV_DEFAULT_INDEX")
+    with env.scope(**dict.fromkeys(variables, "x")):
+        library = compiled(tmp_path, "plain.so", *FILES["plain.so"][:2])
+        assert doctor.main([str(library), "--run", "--torch", "2.13.0", *places]) == 2
+    commands, environments = zip(*runs, strict=True)
+    assert f"{searched} torch==2.13.0+cpu" in commands[-1]
+    assert not any(name in names for name in variables for names in environments)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["tensordict==0.14.3", "torchao==0.18.0"])
 def test_answers_on_a_public_wheel_agree_with_a_throw_away_environment(
@@ -160,8 +186,11 @@ def test_answers_on_a_public_wheel_agree_with_a_throw_away_environment(
     download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", tmp_path]
     subprocess.run([*download, release], check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    source = ["--find-links", os.environ["PIP_FIND_LINKS"]] if "PIP_FIND_LINKS" in os.environ else []
-    version = torch.__version__.partition("+")[0]
+    version, source = torch.__version__.partition("+")[0], []
+    if "PIP_FIND_LINKS" in os.environ:  # --find-links is the only place that is searched
+        download = [sys.executable, "-m", "pip", "download", "-q", "--only-binary", ":all:", "-d", tmp_path / "links"]
+        subprocess.run([*download, f"torch=={version}+cpu"], check=True)
+        source = ["--find-links", str(tmp_path / "links")]
     doctor.main([str(wheel), "--json", "--run", "--torch", version, *source])
     trial = json.loads(capsys.readouterr().out)["torch"][version]
     assert trial["agrees"] is True, trial

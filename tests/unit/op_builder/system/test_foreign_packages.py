@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from pathlib import Path
 
+import pytest
+
+from op_builder.report.machine import parts
 from op_builder.system.foreign_packages import foreign_packages
 
 
@@ -67,3 +71,17 @@ def test_a_package_installed_over_ours_is_named_with_the_owner_of_the_content(tm
     (found,) = foreign_packages(root, [str(root)])
     assert "belongs to both accel-ops and exax 1.0; its content is that of exax 1.0" in found.reason
     assert "`pip uninstall exax`, then install" in found.remedy
+
+
+def test_a_removed_current_directory_and_a_damaged_record_do_not_end_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert foreign_packages() == []
+    site = tmp_path / "site"
+    install(site, "exax", "accelerator", "")
+    (site / "exax-1.0.dist-info" / "RECORD").write_bytes(b"\xff")
+    monkeypatch.setattr("sys.path", [str(site), *sys.path])
+    assert "UnicodeDecodeError" in parts()["packages"]["error"]

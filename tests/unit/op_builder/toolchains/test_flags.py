@@ -9,6 +9,7 @@ from op_builder.builder.inline import GivenBuilder
 from op_builder.errors import AccelError
 from op_builder.toolchains.flags import (
     check_words,
+    checked_flags,
     expand_response_files,
     indirect_flags,
     named_files,
@@ -80,3 +81,53 @@ def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) 
     assert record.getMessage() == (
         "Op 'acme_once' is compiled with -std=c++20 instead of -std=c++14: the installed torch requires it."
     )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-Wl,-Map=/x",
+        "-Wl,-Map,/x",
+        "-Wl,--Map=/x",
+        "-Xlinker -Map=/x",
+        "-Xlinker -Map -Xlinker /x",
+        "-Wl,-O1,--out-implib=/x",
+        "-Wl,--reproduce=/x",
+        "-ftime-trace=/x",
+        "-Xclang -ftime-trace=/x",
+        "-Xcompiler=-ftime-trace=/x",
+        "-fopt-info-all=/x",
+        "-fopt-info-vec-missed=/x",
+        "-fdump-tree-all=/x",
+        "-fsave-optimization-record",
+        "-fsave-optimization-record=yaml",
+        "-foptimization-record-file=/x",
+        "-Wa,-a=/x",
+        "-Wa,-g,-ahls=/x",
+        "-Xassembler -aln=/x",
+        "-aux-info /x",
+        "--serialize-diagnostics /x",
+        "-dumpdir /x",
+        "--time=/x",
+    ],
+)
+def test_a_report_into_a_file_is_refused(flags: str) -> None:
+    with pytest.raises(AccelError, match="names an output"):
+        checked_flags(flags.split())
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("-march=native", "-Wa,-mtune=generic", "-Wl,-z,max-page-size=4096", "-fopt-info", "-DX=-Map", "-Wa,-al"),
+        *(
+            "-ffile-prefix-map=/a=/b",
+            "-Wl,--as-needed",
+            "-fdump-record-layouts",
+            "-ftime-report",
+            "-mapx-features=egpr",
+        ),
+    ],
+)
+def test_a_flag_without_an_output_is_kept(flag: str) -> None:
+    assert checked_flags([flag]) == [flag]
