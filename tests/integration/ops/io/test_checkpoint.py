@@ -243,7 +243,8 @@ def test_after_an_error_nothing_is_read_into_the_tensors(tmp_path: Path, monkeyp
     started = []
 
     def async_pread(handle: Handle, *arguments: Any) -> int:
-        timers.setdefault(handle, []).append(threading.Timer(0.2, handle.sync_pread, arguments))
+        delay_s = 1.0 if started else 0.0
+        timers.setdefault(handle, []).append(threading.Timer(delay_s, handle.sync_pread, arguments))
         timers[handle][-1].start()
         started.append(timers[handle][-1])
         return 0
