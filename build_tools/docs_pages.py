@@ -13,9 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / "build_tools")]
-import error_list  # noqa: E402
-
+sys.path.append(str(ROOT))
 from op_builder.catalog.index import markdown_table  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
@@ -37,8 +35,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
     if page.file.src_uri == "reference/ops.md":
         markdown = markdown.replace("<!-- generated: ops -->", markdown_table())
-    if page.file.src_uri == "troubleshooting.md":
-        markdown = markdown.replace("<!-- generated: errors -->", error_list.markdown())
     markdown = HELP.sub(lambda command: command_help(command[1]), markdown)
     return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
 

@@ -182,6 +182,9 @@ def forwarded(
     }
 
 
+_ROCM_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
 def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
     """The variables that make only the devices of these slots visible.
 
@@ -189,8 +192,8 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
     devices stay hidden: a variable with none of the slots keeps its value, since ROCm ignores an empty one.
     """
     variables = {}
-    # ROCm reads its own variable first, then CUDA's.
-    is_rocm = "CUDA_VISIBLE_DEVICES" in names and "HIP_VISIBLE_DEVICES" in given
+    # ROCm reads HIP's variable first, then CUDA's. Both index the devices that ROCR's leaves.
+    is_rocm = "CUDA_VISIBLE_DEVICES" in names and not given.keys().isdisjoint(_ROCM_VARIABLES)
     for name in (*names, *(("HIP_VISIBLE_DEVICES",) if is_rocm else ())):
         chosen = [str(slot) for slot in slots]
         if name in given:

@@ -1,6 +1,6 @@
 """Starting ranks on several hosts, forwarding signals and output, and reporting the first failure.
 
-With ssh, each host runs this launcher, and torch's rendezvous connects them. With mpirun and srun, one command starts
+With ssh, each host runs this launcher, and a store of torch connects them. With mpirun and srun, one command starts
 all ranks; their own binding is disabled, so ranks plan with all CPUs of the host.
 """
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
-from op_builder.errors import CommunicationError, SharedMemoryCommError
+from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.comm.arguments import (
     REDUCIBLE,
     Tensors,
@@ -272,9 +272,10 @@ class AccelProcessGroup(dist.ProcessGroup):
     def _require_sizes(self, name: str, wholes: Tensors, parts: Tensors) -> None:
         for whole, part in zip(wholes, parts, strict=True):
             if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
-                raise ValueError(
+                raise OpArgumentError(
                     f"{name}: a tensor of {tuple(whole.shape)} {whole.dtype} does not have {self._size} parts of "
-                    f"{tuple(part.shape)} {part.dtype}, one per rank."
+                    f"{tuple(part.shape)} {part.dtype}, one per rank.",
+                    "Pass tensors of one dtype and of matching sizes.",
                 )
 
     def _run(self, name: str, steps: Sequence[Callable[[], Any]], result: Tensors, is_async: bool) -> Work:

@@ -308,23 +308,27 @@ def _unreadable(directory: Path) -> StorageError | None:
     if (directory / f"{files.CONTENTS}.safetensors").exists():
         return None
     if directory.is_file():
-        return _failure(directory, "is a file", "Load it by load_safetensors() or torch.load().")
+        return _failure(directory, "is a file", "Load it by load_safetensors() or torch.load().", errno.EINVAL)
     if not directory.is_dir():
         return _failure(directory, "does not exist", "Check the path.")
     names = os.listdir(directory)
     if ".metadata" in names:
-        return _failure(directory, "has a checkpoint of torch's FileSystemWriter", "Load it by FileSystemReader.")
+        return _failure(
+            directory, "has a checkpoint of torch's FileSystemWriter", "Load it by FileSystemReader.", errno.EINVAL
+        )
     if any(files.GENERATED.fullmatch(name) for name in names):
         return _failure(directory, "has only files of a save that did not end", "Load an earlier checkpoint.")
     if any(name.endswith(".safetensors") for name in names):
         return _failure(
-            directory, "has safetensors files of another program", "Load it by HuggingFaceStorageReader of torch."
+            directory,
+            "has safetensors files of another program",
+            "Load it by HuggingFaceStorageReader of torch.",
+            errno.EINVAL,
         )
     return _failure(directory, "has no checkpoint", "Check the path.")
 
 
-def _failure(path: Path, what: str, remedy: str) -> StorageError:
-    number = errno.ENOENT
+def _failure(path: Path, what: str, remedy: str, number: int = errno.ENOENT) -> StorageError:
     return StorageError(f"{path} {what}.", remedy, errno=number, filename=str(path), offset=0, bytes_done=0)
 
 

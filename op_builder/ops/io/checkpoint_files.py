@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from op_builder.errors import DamagedTensorError, OpArgumentError
+from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.file_pieces import Handles, memory_of, read_cached, read_plainly
 from op_builder.ops.io.tensor_store import TensorStore
@@ -214,18 +214,24 @@ def block_range(begin: int, end: int, size_bytes: int) -> tuple[int, int]:
 
 
 def read_parts(path: Path, reads: Iterable[PartRead], handles: Handles) -> None:
-    """Fill the bodies from one file, verify their checksums and deliver them."""
+    """Fill the bodies from one file, verify their checksums and deliver them; after an error nothing writes to them."""
     with explained(f"Opening {path}", path):
         file = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     try:
         with handles.one() as first, handles.one() as second:
-            running: list[_Piece] = []
-            for pieces, handle in zip(_batches(file, reads), cycle((first, second))):
-                for piece in pieces:
-                    piece.start(handle)
+            try:
+                running: list[_Piece] = []
+                for pieces, handle in zip(_batches(file, reads), cycle((first, second))):
+                    for piece in pieces:
+                        piece.start(handle)
+                    _finish(running)
+                    running = pieces
                 _finish(running)
-                running = pieces
-            _finish(running)
+            except BaseException:
+                for handle in (first, second):  # after the error the caller owns the bodies
+                    with contextlib.suppress(AccelError):
+                        handle.wait()
+                raise
     finally:
         os.close(file.descriptor)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError, StorageError
 from op_builder.ops import CheckpointReader, CheckpointWriter
+from op_builder.ops.io import checkpoint_files
+from op_builder.ops.io.aio_handle import Handle
 from tests.support.files import cache_only, mounted, random_bytes, raw
 from tests.support.rank_processes import run_ranks, values
 
@@ -228,6 +231,38 @@ def test_a_flipped_byte_is_named_with_tensor_and_file(tmp_path: Path, at: int) -
         assert load({"large": torch.zeros(1 << 19)}, tmp_path)["large"].any()
 
 
+def test_after_an_error_nothing_is_read_into_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is slow: the next tensor is in flight when the damage is found."""
+    names = ("a", "b")
+    save({name: torch.ones(9 * MIB, dtype=torch.uint8) for name in names}, tmp_path)
+    file = data_file(tmp_path)
+    content = bytearray(file.read_bytes())
+    content[-2 * 9 * MIB] ^= 4
+    file.write_bytes(content)
+    timers: dict[Handle, list[threading.Timer]] = {}
+    started = []
+
+    def async_pread(handle: Handle, *arguments: Any) -> int:
+        delay_s = 1.0 if started else 0.0
+        timers.setdefault(handle, []).append(threading.Timer(delay_s, handle.sync_pread, arguments))
+        timers[handle][-1].start()
+        started.append(timers[handle][-1])
+        return 0
+
+    def wait(handle: Handle) -> int:
+        for timer in timers.pop(handle, []):
+            timer.join()
+        return 0
+
+    monkeypatch.setattr(Handle, "async_pread", async_pread)
+    monkeypatch.setattr(Handle, "wait", wait)
+    monkeypatch.setattr(checkpoint_files, "read_cached", lambda *_: 0)
+    state = {name: torch.zeros(9 * MIB, dtype=torch.uint8) for name in names}
+    assert isinstance(failure(lambda: load(state, tmp_path)), DamagedTensorError)
+    assert len(started) > 1
+    assert not any(timer.is_alive() for timer in started)
+
+
 def test_a_truncated_file_is_named_with_the_tensor(tmp_path: Path) -> None:
     save({"x": torch.randn(1000)}, tmp_path)
     file = data_file(tmp_path)
@@ -266,16 +301,17 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / f"{0:016x}-00000.safetensors").touch()
-    for path, word in (
-        (tmp_path / "missing", "does not exist"),
-        (file, "is a file"),
-        (torchs, "FileSystemReader"),
-        (others, "HuggingFaceStorageReader"),
-        (unfinished, "did not end"),
-        (tmp_path, "no checkpoint"),
+    for path, word, number in (
+        (tmp_path / "missing", "does not exist", errno.ENOENT),
+        (file, "is a file", errno.EINVAL),
+        (torchs, "FileSystemReader", errno.EINVAL),
+        (others, "HuggingFaceStorageReader", errno.EINVAL),
+        (unfinished, "did not end", errno.ENOENT),
+        (tmp_path, "no checkpoint", errno.ENOENT),
     ):
         error = failure(lambda path=path: load({"x": torch.zeros(1)}, path))  # type: ignore[misc]
         assert isinstance(error, StorageError)
+        assert error.errno == number
         assert str(path) in str(error)
         assert word in str(error)
     assert not (tmp_path / "missing").exists()

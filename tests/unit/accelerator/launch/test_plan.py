@@ -172,6 +172,11 @@ def test_slots_index_the_visible_devices_and_never_show_hidden_ones(
     assert found == {other: indices for other in VISIBLE if other != name}
 
 
+def test_slots_index_the_devices_that_rocr_leaves() -> None:
+    found = visible_devices(["CUDA_VISIBLE_DEVICES"], {"ROCR_VISIBLE_DEVICES": "4,5"}, (1,))
+    assert found == {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}
+
+
 def test_slots_that_are_not_chosen_keep_their_cores() -> None:
     bound = plan({}, host=Host("localhost", 4, (1, 3)))
     assert [binding.cpus for binding in bound.bindings] == [(2, 3), (6, 7)]
