@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 import zipfile
 from pathlib import Path
 
+from op_builder import env
 from op_builder.errors import AccelError, ToolchainError
 from op_builder.report.extension_file import ExtensionFile, needed_first
 from op_builder.report.requirements import Binary
@@ -71,7 +71,7 @@ def _environment(directory: Path, release: str, find_links: str | None) -> str:
     else:
         make = isolated_command("import sys, venv\nvenv.create(sys.argv[1], with_pip=True)", str(directory))
         install = [interpreter, "-m", "pip", "install", "--no-cache-dir", *wanted]
-    environment = {name: value for name, value in os.environ.items() if not _PLACES.match(name)}
+    environment = {name: value for name, value in env.child_environment().items() if not _PLACES.match(name)}
     for command in (make, install):
         try:
             done = run(command, timeout_s=_TIMEOUT_S, environment=environment)
