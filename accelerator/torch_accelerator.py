@@ -79,13 +79,15 @@ def _checked(method: F, position: int, device_type: str) -> F:
 
 
 def _index(device: Any, device_type: str) -> Any:
-    """The index of a device, which is an int, or None for the current one; torch's devices are accepted, too.
+    """The index of a device, which is an int, or None for the current one; torch's devices and digits are accepted, too.
 
     Raises:
         DeviceIndexError: it is something else, or a device of another type.
     """
     if device is None or hasattr(device, "__index__"):
         return device
+    if isinstance(device, str) and device.isdecimal():  # DeepSpeed passes LOCAL_RANK as it is
+        return int(device)
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):

@@ -73,7 +73,8 @@ def test_binaries_in_wheels_cost_no_further_plan(tmp_path: Path, cache: Cache) -
         entry = publish(cache, content, **{"source 0 small.cpp": content.hex()})
         shutil.move(entry.directory.parent, root / "ops" / "small" / entry.directory.parent.name)
     lookup = Lookup(small.spec()._replace(plan=plan, prebuilt_roots=(root,)), cache)
-    assert [each.way for each in resolve(lookup, BINARIES)] == ["prebuilt", "prebuilt"]
+    ways = [each.way for each in resolve(lookup, BINARIES)]
+    assert ways.count("prebuilt") == 2
     assert len(made) == 1
 
 

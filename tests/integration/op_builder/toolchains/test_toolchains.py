@@ -125,7 +125,7 @@ def test_wheels_give_the_toolkit_if_the_systems_is_missing_or_unfit(
 @pytest.mark.parametrize(
     ("home", "of_torch", "message"),
     [
-        (None, None, r"No CUDA toolkit[\s\S]*nvvm\]'\."),
+        (None, None, r"No CUDA toolkit[\s\S]*nvvm\]'`"),
         (None, "13.0", r"No CUDA toolkit[\s\S]*nvvm\]==13\.0\.\*'"),
         (None, "12.8", r"No CUDA toolkit[\s\S]*Install the CUDA toolkit 12\.8 and"),
         ("empty", "13.0", "CUDA_HOME='empty"),
