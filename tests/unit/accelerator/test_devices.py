@@ -205,7 +205,7 @@ def test_a_device_that_ignores_indices_refuses_what_names_no_device(machine: Mac
             for wrong in ("nonsense", 1.5, torch.device("cuda")):
                 with pytest.raises(DeviceIndexError, match=f"device of type {name}"):
                     getattr(accelerator, member)(*state, wrong)
-    for device in (0, torch.device(name), name):
+    for device in (0, "0", torch.device(name), name):
         accelerator.set_device(device)
         assert accelerator.device_name(device).partition(":")[0] == name
 
