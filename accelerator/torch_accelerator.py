@@ -79,7 +79,7 @@ def _checked(method: F, position: int, device_type: str) -> F:
 
 
 def _index(device: Any, device_type: str) -> Any:
-    """The index of a device, which is an int, or None for the current one; torch's devices and digits are accepted, too.
+    """The index of a device: an int, or None for the current one; torch's devices and digits are accepted, too.
 
     Raises:
         DeviceIndexError: it is something else, or a device of another type.
