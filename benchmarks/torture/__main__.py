@@ -39,7 +39,7 @@ GROUPS = {
     "tear": "Tear: half-written and damaged files",
     "starve": "Starve: little memory, few processes, many ranks",
     "trust": "Trust: whose code is run?",
-    "tell": "Tell: what the user learns",
+    "tell": "Report: what the user learns",
 }
 
 

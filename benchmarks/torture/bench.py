@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 # A load takes seconds; one that takes this long waits for something that will not happen.
 HANG_S = 90.0
 
+# The owner of files that are not the user's.
+OTHER_UID = 12345
 # A user reads the end of an output.
 LAST_LINES = 10
 

@@ -95,9 +95,32 @@ CONTENDERS = (
         ),
     ),
     Contender("SGLang load_jit", "sglang_jit.py", "sglang", "SGLANG_JIT_CACHE_DIR", SGLANG),
-    Contender("Inductor C++", "inductor_function.py", "torch", "TORCHINDUCTOR_CACHE_DIR", is_native=False),
-    Contender("Triton", "triton_function.py", "triton", "TRITON_CACHE_DIR", "triton==3.9.0", is_native=False),
-    Contender("Numba", "numba_function.py", "numba", "NUMBA_CACHE_DIR", "numba==0.68.1", is_native=False),
+    Contender(
+        "Inductor C++",
+        "python_function.py",
+        "torch",
+        "TORCHINDUCTOR_CACHE_DIR",
+        is_native=False,
+        settings=(("TORTURE_MODULE", "op_inductor"),),
+    ),
+    Contender(
+        "Triton",
+        "python_function.py",
+        "triton",
+        "TRITON_CACHE_DIR",
+        "triton==3.9.0",
+        is_native=False,
+        settings=(("TORTURE_MODULE", "op_triton"),),
+    ),
+    Contender(
+        "Numba",
+        "python_function.py",
+        "numba",
+        "NUMBA_CACHE_DIR",
+        "numba==0.68.1",
+        is_native=False,
+        settings=(("TORTURE_MODULE", "op_numba"),),
+    ),
 )
 
 

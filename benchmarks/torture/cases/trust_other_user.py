@@ -2,9 +2,7 @@
 
 import os
 
-from benchmarks.torture.bench import UNSAFE, Bench, NotApplicable, Outcome
-
-SOMEBODY = 12345
+from benchmarks.torture.bench import OTHER_UID, UNSAFE, Bench, NotApplicable, Outcome
 
 
 def run(bench: Bench) -> Outcome:
@@ -12,8 +10,8 @@ def run(bench: Bench) -> Outcome:
         raise NotApplicable("needs root, to make a file of another user")
     bench.prepare()
     for binary in bench.binaries():
-        os.chown(binary, SOMEBODY, SOMEBODY)
-        os.chown(binary.parent, SOMEBODY, SOMEBODY)
+        os.chown(binary, OTHER_UID, OTHER_UID)
+        os.chown(binary.parent, OTHER_UID, OTHER_UID)
     run = bench.load()
     outcome = bench.judge(run, 1, clear=("owner", "owned by", "not trusted", "permission denied"))
     if outcome.word == "right" and not run.compilers:

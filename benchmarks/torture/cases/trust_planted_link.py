@@ -3,9 +3,7 @@
 import os
 import shutil
 
-from benchmarks.torture.bench import UNSAFE, Bench, NotApplicable, Outcome
-
-SOMEBODY = 12345
+from benchmarks.torture.bench import OTHER_UID, UNSAFE, Bench, NotApplicable, Outcome
 
 
 def run(bench: Bench) -> Outcome:
@@ -15,7 +13,7 @@ def run(bench: Bench) -> Outcome:
     for number, binary in enumerate(bench.binaries()):
         planted = bench.root / f"planted-{number}{binary.suffix}"
         shutil.move(binary, planted)
-        os.chown(planted, SOMEBODY, SOMEBODY)
+        os.chown(planted, OTHER_UID, OTHER_UID)
         binary.symlink_to(planted)
     run = bench.load()
     outcome = bench.judge(run, 1, clear=("owner", "owned by", "not trusted", "link"))
