@@ -241,7 +241,7 @@ ACCEL_CPP_EXTENSION = _declare(
 )
 ACCEL_COMPILES = _text(
     "ACCEL_COMPILES",
-    "Internal: set by `accel-ops run --compiles` and op_builder.compiles: their mode, and their ledger's file.",
+    "Internal: set by `accel-ops run` and op_builder.compiles: their mode, and their ledger's file.",
 )
 LD_PRELOAD = _text(
     "LD_PRELOAD", "Libraries that the system loads into each process; extended where ACCEL_COMPILES is set."

@@ -14,7 +14,6 @@ from op_builder.cache import layout
 from op_builder.cache.ownership import ownership_rejection, unusable
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import mapping_error
-from op_builder.system.outcomes import Rejection
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
 _WRITABLE_REMEDY = (
@@ -40,11 +39,7 @@ def errors_explained(root: Path) -> Iterator[None]:
             else:
                 remedy = "Correct this file, or its name in the op's sources, include directories or flags."
             raise CacheError(f"{place} cannot be used: {error.strerror}.", remedy) from error
-        there = str(_existing(Path(place)))
-        raise CacheError(
-            f"The cache directory {root} cannot be written: {error.strerror} ({there}{_owned_by(there)}).",
-            _WRITABLE_REMEDY,
-        ) from error
+        raise _unwritable(root, _existing(Path(place)), error.strerror) from error
 
 
 def cache_error(root: Path, op: str = "") -> CacheError | None:
@@ -57,8 +52,7 @@ def cache_error(root: Path, op: str = "") -> CacheError | None:
     if (rejection := layout.location_rejection(root) or next(filter(None, rejections), None)) is not None:
         return unusable(root, rejection)
     places = dict.fromkeys(_existing(path) for path in (root, *(root.joinpath(layout.HOME, *name) for name in names)))
-    reason = next(filter(None, map(_writing_error, places)), "")
-    return unusable(root, Rejection(f"{reason}.", _WRITABLE_REMEDY)) if reason else None
+    return next((_unwritable(root, place, reason) for place in places if (reason := _writing_error(place))), None)
 
 
 def _existing(path: Path) -> Path:
@@ -71,18 +65,23 @@ def _existing(path: Path) -> Path:
 def _writing_error(directory: Path) -> str:
     """Why no binary can be written to ``directory`` and opened there; empty if it can."""
     if not os.path.isdir(directory):
-        return f"{directory} is not a directory"
+        return "it is not a directory"
     try:
         # Tried, because permissions, read-only mounts and quotas can refuse in many ways.
         with tempfile.TemporaryFile(dir=directory) as file:
             file.truncate(1)
-            reason = mapping_error(file.fileno())
+            return mapping_error(file.fileno())
     except OSError as error:
-        reason = f"{error.strerror}{_owned_by(str(directory))}"
-    return f"{directory}: {reason}" if reason else ""
+        return error.strerror or str(error)
 
 
-def _owned_by(path: str) -> str:
+def _unwritable(root: Path, place: Path, reason: str | None) -> CacheError:
+    return CacheError(
+        f"The cache directory {root} cannot be written: {reason} ({place}{_owned_by(place)}).", _WRITABLE_REMEDY
+    )
+
+
+def _owned_by(path: Path) -> str:
     """A note with the owner of ``path`` if that is another user."""
     try:
         owner = os.stat(path).st_uid

@@ -36,9 +36,7 @@ class Decision(NamedTuple):
     def prebuilt(self) -> Candidate | None:
         """The prebuilt binary that ``load()`` would use, else one that it ignores."""
         found = [candidate for candidate in self.candidates if candidate.way == PREBUILT]
-        # A wheel may contain an op for several devices, so that another plan is the least interesting reason.
-        found.sort(key=lambda each: (each.rejection is not None, not each.has_this_plan))
-        return next(iter(found), None)
+        return next((each for each in found if each.rejection is None), found[0] if found else None)
 
     def accepted(self, way: str) -> Candidate | None:
         """The first accepted candidate of that way."""

@@ -74,6 +74,8 @@ class Lookup:
 
     def plan_for(self, cuda_archs: tuple[str, ...]) -> BuildPlan:
         """The plan for the CUDA architectures of an existing binary."""
+        if not cuda_archs and "plan" in self.__dict__ and not self.plan.uses_cuda:
+            return self.plan
         if cuda_archs not in self._plans:
             self._plans[cuda_archs] = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
         return self._plans[cuda_archs]

@@ -69,17 +69,17 @@ _REINSTALL = "Reinstall the package."
 
 
 def find_prebuilt(spec: OpSpec, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> Iterator[PrebuiltFacts]:
-    """The prebuilt binaries of an op.
+    """The prebuilt binaries of an op, those of its current plan first: a wheel may also contain it for other devices.
 
     Args:
         plan_for: makes the op's plan for CUDA architectures.
     """
     for root in spec.prebuilt_roots:
         cache = Cache(root, in_package=True)
-        for entry in cache.entries(spec.name):
-            changes = printable(_changes(entry, root.parent, plan_for))
+        found = [(printable(_changes(entry, root.parent, plan_for)), entry) for entry in cache.entries(spec.name)]
+        for changes, entry in sorted(found, key=lambda each: bool(each[0])):
             other_plan = Rejection(f"It was built from other files or flags: {changes}.") if changes else None
-            yield PrebuiltFacts(entry.directory, entry, other_plan or _damage(entry), has_this_plan=not changes)
+            yield PrebuiltFacts(entry.directory, entry, other_plan or _damage(entry))
         for directory, rejection in cache.damaged.items():
             yield PrebuiltFacts(directory, None, rejection._replace(remedy=_REINSTALL))
 

@@ -99,14 +99,12 @@ class Candidate(NamedTuple):
         directory: of the binary; None without one.
         entry: the binary with its manifest; None without one, or if the manifest cannot be read.
         rejection: why it is not used; None if it is accepted.
-        has_this_plan: whether it was built from the op's current plan.
     """
 
     way: str
     directory: Path | None = None
     entry: Entry | None = None
     rejection: Rejection | None = None
-    has_this_plan: bool = True
 
 
 class PrebuiltFacts(NamedTuple):
@@ -114,13 +112,11 @@ class PrebuiltFacts(NamedTuple):
 
     Attributes:
         rejection: how it differs from the op's plan, or why it cannot be read.
-        has_this_plan: whether it was built from the op's current plan.
     """
 
     directory: Path
     entry: Entry | None
     rejection: Rejection | None = None
-    has_this_plan: bool = True
 
 
 def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
@@ -140,7 +136,7 @@ def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
         rejection = found.rejection
         if rejection is None and found.entry is not None:
             rejection = machine_rejection(found.entry.manifest, facts.machine)
-        yield Candidate(PREBUILT, found.directory, found.entry, rejection, found.has_this_plan)
+        yield Candidate(PREBUILT, found.directory, found.entry, rejection)
     for entry, rejection in facts.cached() if CACHED in ways else ():
         if rejection is None and facts.toolset is None:  # it may be of another machine
             rejection = machine_rejection(entry.manifest, facts.machine)

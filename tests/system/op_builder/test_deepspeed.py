@@ -32,6 +32,7 @@ def python() -> Path:
     directory = _peers.peer_directory(_peers.DEEPSPEED[0])
     if not (directory / "ready").exists():
         pytest.skip(f"{_peers.DEEPSPEED[0]} is not installed in {directory}; the benchmarks install it")
+    _peers.see_packages(directory)  # another checkout may have made it
     return directory / "bin" / "python"
 
 

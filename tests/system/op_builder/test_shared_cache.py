@@ -77,7 +77,6 @@ def test_a_cache_for_readers_serves_who_may_neither_write_nor_lock(root: Path) -
 
     refused = run_as(STRANGER, INLINE, ACCEL_CACHE_DIR=str(root))
     assert refused.returncode == 1
-    last_lines = refused.stderr.splitlines()[-2:]
-    assert f"The cache directory {root} cannot be written: Permission denied" in last_lines[0]
-    assert "ACCEL_CACHE_DIR) that you can write" in last_lines[1]
+    assert f"The cache directory {root} cannot be written: Permission denied" in refused.stderr
+    assert "ACCEL_CACHE_DIR) that you can write" in refused.stderr
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before

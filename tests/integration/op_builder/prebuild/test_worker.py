@@ -240,7 +240,7 @@ def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest
         worker.prebuild(tree.root, EVERYTHING)
     (entry,) = tree.entries
     assert entry.is_intact()
-    assert f"The cache directory {tmp_path}/file/cache cannot be used. " in capfd.readouterr().err
+    assert f"The cache directory {tmp_path}/file/cache cannot be written: " in capfd.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
 
 

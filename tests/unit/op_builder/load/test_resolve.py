@@ -156,7 +156,7 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
             ["loaded", "cached", "build"],
         ),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO, has_this_plan=False),)),
+            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO),)),
             ["loaded", "cached", "build"],
         ),
         (
