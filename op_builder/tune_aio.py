@@ -139,22 +139,19 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
     names = requested or ([forced] if forced else storage_engines.ENGINES)
     for name in names:
         storage_engines.checked_engine(name)
-    found = _engine_reasons()
-    reasons = {}
-    for name in names:
-        if (reason := found[name]) is not None:
-            reasons[name] = reason
-            if requested or forced:
-                raise storage_engines.unusable_engine(name, reason)
-    return tuple(name for name in dict.fromkeys(names) if name not in reasons), reasons
+    rejected = _rejected_engines()
+    if requested or forced:
+        for name in filter(rejected.get, names):
+            raise storage_engines.unusable_engine(name, rejected[name])
+    return tuple(name for name in dict.fromkeys(names) if name not in rejected), rejected
 
 
-def _engine_reasons() -> dict[str, str | None]:
+def _rejected_engines() -> dict[str, str]:
     from op_builder.ops.declare import load_host
     from op_builder.ops.io.async_io import OP
 
-    reasons: dict[str, str | None] = load_host(OP).engine_reasons()
-    return reasons
+    rejected: dict[str, str] = load_host(OP).rejected_engines()
+    return rejected
 
 
 def search(
@@ -273,8 +270,8 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
 
 def _portable(settings: Settings) -> dict[str, Any]:
     """The settings, without the engine if it is the default here: another machine may have another default."""
-    arguments = settings._asdict()
-    if settings.engine == next(name for name, reason in _engine_reasons().items() if reason is None):
+    arguments, rejected = settings._asdict(), _rejected_engines()
+    if settings.engine == next(name for name in storage_engines.ENGINES if name not in rejected):
         del arguments["engine"]
     return arguments
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.cache import eviction, layout
-from op_builder.cache.bundle import export_bundle, import_bundle, misfits
+from op_builder.cache.bundle import differences_here, export_bundle, import_bundle
 from op_builder.cache.eviction import Item, Usage
 from op_builder.cache.ownership import unusable
 from op_builder.cache.removal import folder
@@ -188,7 +188,7 @@ def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     eviction.keep_in_bounds(cache)
     data, lines = [], []
     for entry in entries:
-        differences = misfits(entry.manifest, cache.memo)
+        differences = differences_here(entry.manifest, cache.memo)
         op, key = entry.manifest.op, entry.digest
         data.append({"op": op, "key": key, "fits": not differences, "differences": differences})
         lines.append(f"{op} {key[:12]}: {'will not be used on this machine' if differences else 'fits this machine'}")

@@ -147,7 +147,7 @@ def test_a_builder_of_a_plain_library_gets_its_ctypes_object(place: Path) -> Non
         ({"build_directory": "m.cpp"}, "The library cannot be copied to build_directory 'm.cpp': File exists"),
         ({"verbose": "yes"}, "load: verbose is 'yes'"),
         ({"sources": ["missing.cpp"]}, "load: the source 'missing.cpp' does not exist"),
-        ({"sources": ["."]}, "load: the source '.' is a directory"),
+        ({"sources": ["."]}, "load: the source '.' is not a file"),
         ({"sources": ["m.txt"]}, "load: the source 'm.txt' has the unknown suffix '.txt'"),
         ({"with_sycl": True}, "load: with_sycl is True. SYCL sources are not supported here"),
         ({"is_standalone": True}, "load: is_standalone is True. Standalone programs are not supported here"),

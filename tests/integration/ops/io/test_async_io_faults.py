@@ -329,7 +329,7 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
     output = run_python(
         """
         aio = AsyncIOBuilder().load()
-        print("engine", aio.aio_handle().engine, aio.engine_reasons())
+        print("engine", aio.aio_handle().engine, aio.rejected_engines())
         """,
         faulty_calls,
         FAULTY_REFUSED=refused,
