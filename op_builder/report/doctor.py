@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from op_builder.command_line import printable, run_main
+from op_builder.command_line import printable, reports_errors, run_main
 
 if TYPE_CHECKING:
     from op_builder.report.extension_file import ExtensionFile
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SYMBOL_CHARS = 60
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report.doctor") -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -63,14 +64,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _check_file(Path(files[0]), options)
     if options.torch or options.run:
         parser.error("--torch and --run need a file")
-    from op_builder.errors import UnknownOpError
     from op_builder.report.collect import diagnosis
 
-    try:
-        found = diagnosis(options.ops)
-    except UnknownOpError as error:
-        print(error, file=sys.stderr)
-        return 2
+    found = diagnosis(options.ops)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
@@ -101,16 +97,11 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
     from packaging.tags import sys_tags
 
     from op_builder.report.destinations import this_machine, with_torch
-    from op_builder.report.extension_file import UnreadableFileError, read_file, tag_requirement
+    from op_builder.report.extension_file import read_file, tag_requirement
     from op_builder.report.known_symbols import known_symbols
     from op_builder.report.requirements import requirements_of, short
 
-    try:
-        file = read_file(path)
-    except UnreadableFileError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 2
-    known, machine = known_symbols(), this_machine(path.parent.resolve())
+    file, known, machine = read_file(path), known_symbols(), this_machine(path.parent.resolve())
 
     def needed(place: Machine) -> dict[str, list[Requirement]]:
         return {binary.name: requirements_of(binary, known, place) for binary in file.binaries}
