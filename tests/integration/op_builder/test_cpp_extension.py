@@ -259,7 +259,7 @@ def test_functions_hold_the_gil_and_warn_on_stderr_without_torchs_handling() -> 
     x, y = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.equal(ops.add(x, y), x + 2 * y)
     assert torch.autograd.gradcheck(torch.ops.cpp_extension_compound.add, (x, y))
-    with pytest.raises(RuntimeError, match="while holding the GIL"):
+    with pytest.raises(RuntimeError, match="the GIL"):
         ops.backward(Doubled.apply(x).sum())
     ops.backward_without_gil(Doubled.apply(x).sum())
     assert x.grad is not None
