@@ -24,6 +24,7 @@ from benchmarks._fio import Transfer
 from benchmarks._measure import Requirement, Table, at_least, at_most, interleave, requirement_table
 from benchmarks._processes import cold_build_s
 from op_builder.cpu import AsyncIOBuilder
+from op_builder.system.storage_engines import ENGINES
 
 OURS = "accel-ops"
 PEERS = ("fio", "deepspeed")
@@ -128,7 +129,7 @@ class Bench:
 
     def sequential(self, direction: str) -> None:
         """Measure the whole file, each contender at its best setting; fio also with libaio, for its CPU time."""
-        engines = [name for name, refusal in self.module.engine_reasons().items() if refusal is None]
+        engines = [name for name in ENGINES if name not in self.module.rejected_engines()]
         best = self._best({setting: self.ours(direction, setting) for setting in settings(*engines)})
         contenders = {OURS: (best, self.ours(direction, best))}
         contenders[f"{OURS}, pageable"] = (best, self.ours(direction, best, pinned=False))
@@ -147,7 +148,7 @@ class Bench:
 
     def small_blocks(self) -> None:
         """Measure reading in blocks of 4 KiB, if io_uring works here."""
-        if self.module.engine_reasons()["io_uring"]:
+        if "io_uring" in self.module.rejected_engines():
             return
         setting = Setting("io_uring", SMALL_BLOCK, SMALL_DEPTH)
         contenders = {OURS: (setting, self.ours("read", setting))}

@@ -111,14 +111,7 @@ def build(directory: Path, commit: str, targets: Sequence[str], epoch: str) -> l
     for target in targets:
         started = time.monotonic()
         request = TARGETS.get(target, {**TARGETS["native"], "ACCEL_BUILD_TARGET": target})
-        options: list[str | Path] = [
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-cache-dir",
-            "-w",
-            directory / target,
-            made[0],
-        ]
+        options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "-w", str(directory / target), str(made[0])]
         if target == "cuda":  # a local version, because the name of the wheel is otherwise that of the native one
             options.append("-C--global-option=egg_info --tag-build=+cuda")
         run(sys.executable, "-m", "pip", "wheel", *options, ACCEL_BUILD_OPS="1", **variables, **request)
@@ -162,11 +155,11 @@ def check_wheel(wheel: Path, scratch: Path) -> None:
         run("abi3audit", "--strict", "--assume-minimum-abi3", "3.10", library.rename(library.with_suffix(".so")))
     if "-manylinux_" in wheel.name:
         audit = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
-        if misfit := platform_misfit(wheel.stem.rpartition("-")[2], audit):
-            fail(f"{wheel.name}: {misfit}.")
+        if reason := platform_rejection(wheel.stem.rpartition("-")[2], audit):
+            fail(f"{wheel.name}: {reason}.")
 
 
-def platform_misfit(promised: str, audit: Mapping[str, Any]) -> str:
+def platform_rejection(promised: str, audit: Mapping[str, Any]) -> str:
     """How the platform tag of a wheel differs from what auditwheel found in it; empty if it fits."""
     tags = (re.fullmatch(r"manylinux_(\d+)_(\d+)_(.*)", tag) for tag in (promised, audit["sym_tag"]))
     (major, minor, machine), found = (tag.groups() if tag is not None else ("0", "0", "") for tag in tags)

@@ -21,7 +21,7 @@ from op_builder import env
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.inline import GivenBuilder
 from op_builder.catalog.registry import all_builders
-from op_builder.command_line import run_main
+from op_builder.command_line import reports_errors, run_main
 from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.errors import AccelError
@@ -38,6 +38,7 @@ _PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=Tru
 _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled": "yellow", "failed": "red"}
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
     """The command line; returns the exit status: 0, 1 if an op failed, 2 for an unknown op."""
     parser = argparse.ArgumentParser(prog=prog, description="Compile ops into the cache, before they are loaded.")
@@ -82,17 +83,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         parser.error("name the ops to build, or use --all")
     if options.namespace is not None and (len(options.ops) != 1 or options.precompile):
         parser.error("--namespace needs one op; libraries cannot share a namespace")
-    try:
-        # An accelerator that the environment names need not be present.
-        target = requested_target(options.target) if options.wheel is not None else None
-        package = requested_package()[1] if target is None else HOST_PACKAGE
-        if options.all:
-            builders = list(all_builders(package).values())
-        else:
-            builders = [find_op(name, package) for name in options.ops]
-    except AccelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    # An accelerator that the environment names need not be present.
+    target = requested_target(options.target) if options.wheel is not None else None
+    package = requested_package()[1] if target is None else HOST_PACKAGE
+    found = all_builders(package).values() if options.all else (find_op(name, package) for name in options.ops)
+    builders = list(found)
     if options.wheel is not None:
         return _build_wheel(options.wheel, target, [] if options.all else builders)
     if options.precompile:

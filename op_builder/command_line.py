@@ -1,13 +1,19 @@
-"""The entry point that all command lines share."""
+"""What all command lines share."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, ParamSpec
+
+from op_builder.errors import AccelError
+
+P = ParamSpec("P")
 
 # Packages that commands import; a checkout may be run without its requirements.
 REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
@@ -41,6 +47,34 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE  # as shells report it
     sys.exit(status)
+
+
+def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
+    """Let a command's ``main()`` print an AccelError and return 2."""
+
+    @functools.wraps(main)
+    def reporting(*arguments: P.args, **keywords: P.kwargs) -> int:
+        try:
+            return main(*arguments, **keywords)
+        except AccelError as error:
+            print(printable(str(error)), file=sys.stderr)
+            return 2
+
+    return reporting
+
+
+def number(expected: str, least: float, most: float, kind: type = int) -> Callable[[str], Any]:
+    """A converter for the value of a numeric option."""
+    import argparse
+
+    def convert(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if least <= value <= most:
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, not {text!r}")
+
+    return convert
 
 
 def parse_size(text: str) -> int:

@@ -276,10 +276,9 @@ def _paths(function: str, argument: str, value: object) -> list[str]:
 def _source(name: str) -> str:
     path = Path(name).absolute()
     if not os.path.isfile(path):
-        otherwise = "is not a file" if os.path.exists(path) else "does not exist"
-        problem = "is a directory" if os.path.isdir(path) else otherwise
+        reason = "is not a file" if os.path.exists(path) else "does not exist"
         raise SourceNotFoundError(
-            f"load: the source {name!r} {problem} ({path}).",
+            f"load: the source {name!r} {reason} ({path}).",
             "Correct sources; names are relative to the current directory.",
         )
     if path.suffix not in SUFFIXES:

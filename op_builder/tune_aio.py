@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from op_builder.command_line import parse_size, run_main
+from op_builder.command_line import number, parse_size, reports_errors, run_main
 from op_builder.errors import AccelError
 from op_builder.messages import size_text
 from op_builder.system import storage_engines
@@ -69,17 +68,9 @@ class Grid(NamedTuple):
     rounds: int = 3
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.tune_aio") -> int:
     """The command line; returns the exit status: 0, or 2 for an error."""
-    options = _parser(prog).parse_args(arguments)
-    try:
-        return _tune(options)
-    except AccelError as error:
-        print(f"tune_aio: {error}", file=sys.stderr)
-        return 2
-
-
-def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and "
@@ -89,18 +80,15 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
     add("--size", type=_size, metavar="SIZE", help="size of the scratch file (default: 1G; with --quick: 64M)")
-    add("--seconds", type=_seconds, metavar="S",
+    add("--seconds", type=number("a number of seconds above 0", 1e-3, 3600, float), metavar="S",
         help="minimum time of each measurement in each direction (default: 0.15; with --quick: 0.05)")  # fmt: skip
     add("--quick", action="store_true", help="fewer settings, for an estimate within seconds")
-    add("--engine", action="append", metavar="NAME",
+    add("--engine", action="append", choices=storage_engines.ENGINES,
         help="only this engine; may be repeated (default: every engine that works)")  # fmt: skip
     add("--output", type=Path, default=Path("aio_settings.json"), metavar="FILE",
         help="where to write the settings (default: aio_settings.json)")  # fmt: skip
     add("--json", action="store_true", help="print all measurements as one JSON object")
-    return parser
-
-
-def _tune(options: argparse.Namespace) -> int:
+    options = parser.parse_args(arguments)
     engines, reasons = _engines(options.engine)
     grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
@@ -136,25 +124,20 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
         raise AccelError(
             f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."
         )
-    names = requested or ([forced] if forced else storage_engines.ENGINES)
-    for name in names:
-        storage_engines.checked_engine(name)
-    found = _engine_reasons()
-    reasons = {}
-    for name in names:
-        if (reason := found[name]) is not None:
-            reasons[name] = reason
-            if requested or forced:
-                raise storage_engines.unusable_engine(name, reason)
-    return tuple(name for name in dict.fromkeys(names) if name not in reasons), reasons
+    names = list(dict.fromkeys(requested or ([forced] if forced else storage_engines.ENGINES)))
+    found = _rejected_engines()
+    rejected = {name: found[name] for name in names if name in found}
+    if rejected and (requested or forced):
+        raise storage_engines.unusable_engine(*next(iter(rejected.items())))
+    return tuple(name for name in names if name not in rejected), rejected
 
 
-def _engine_reasons() -> dict[str, str | None]:
+def _rejected_engines() -> dict[str, str]:
     from op_builder.ops.declare import load_host
     from op_builder.ops.io.async_io import OP
 
-    reasons: dict[str, str | None] = load_host(OP).engine_reasons()
-    return reasons
+    rejected: dict[str, str] = load_host(OP).rejected_engines()
+    return rejected
 
 
 def search(
@@ -273,8 +256,8 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
 
 def _portable(settings: Settings) -> dict[str, Any]:
     """The settings, without the engine if it is the default here: another machine may have another default."""
-    arguments = settings._asdict()
-    if settings.engine == next(name for name, reason in _engine_reasons().items() if reason is None):
+    arguments, rejected = settings._asdict(), _rejected_engines()
+    if settings.engine == next(name for name in storage_engines.ENGINES if name not in rejected):
         del arguments["engine"]
     return arguments
 
@@ -316,16 +299,6 @@ def _size(text: str) -> int:
     if size_bytes < 1 << 20:
         raise argparse.ArgumentTypeError(f"{text!r} is less than 1M")
     return size_bytes
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
 
 
 if __name__ == "__main__":

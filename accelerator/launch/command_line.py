@@ -226,11 +226,11 @@ def _show_topology(options: argparse.Namespace) -> int:
     topology = _topology()
     host = host_of("localhost", options.num_accelerators or _default_count(find_accelerator()))
     job = Job((), (host,), bind=True, core_list=options.bind_core_list)
-    refusal = None
+    rejection = None
     try:
         plan = plan_host(job, host, topology, env.child_environment())
     except LaunchError as error:
-        plan, refusal = HostPlan(host.slots), error
+        plan, rejection = HostPlan(host.slots), error
     if options.format in describe.LAUNCHER_FORMATS:
         for line in describe.LAUNCHER_FORMATS[options.format]([format_list(each.cpus) for each in plan.bindings]):
             print(line)
@@ -238,6 +238,6 @@ def _show_topology(options: argparse.Namespace) -> int:
         print(json.dumps(describe.as_data(topology, plan), indent=2, default=sorted))
     else:
         print("\n".join(describe.draw(topology, plan)))
-    if refusal is not None:
-        raise refusal
+    if rejection is not None:
+        raise rejection
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 
 from accelerator.launch.job import DEFAULT_PORT, LAUNCHERS
 from accelerator.launch.processes import LEVELS
+from op_builder.command_line import number
 from op_builder.messages import did_you_mean
 
 FORMATS = ("text", "json", "taskset", "vllm")
@@ -27,19 +27,6 @@ Exit status: that of the first failing rank (128 plus the signal number if a sig
 130 after Ctrl-C, 2 if nothing was started. See also docs/launcher.md."""
 
 
-def _number(expected: str, least: float, most: float, kind: type = int) -> Callable[[str], Any]:
-    """A converter for the value of a numeric option."""
-
-    def convert(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-            if least <= value <= most:
-                return value
-        raise argparse.ArgumentTypeError(f"expected {expected}, not {text!r}")
-
-    return convert
-
-
 # What DeepSpeed's command takes beyond these options: names of launchers, and options with what to use instead.
 _SAME_LAUNCHER = {"pdsh": "ssh", "mvapich": "mpich"}
 _INSTEAD = {
@@ -51,10 +38,10 @@ _INSTEAD = {
     ),
 }
 
-_AT_LEAST_ONE = _number("a whole number of at least 1, or -1 for all", 1, math.inf)
-_INDEX = _number("a whole number of at least 0", 0, math.inf)
-_PORT = _number("a port, 1 to 65535", 1, 65535)
-_SECONDS = _number("a number of seconds", 1e-3, 1e6, float)
+_AT_LEAST_ONE = number("a whole number of at least 1, or -1 for all", 1, math.inf)
+_INDEX = number("a whole number of at least 0", 0, math.inf)
+_PORT = number("a port, 1 to 65535", 1, 65535)
+_SECONDS = number("a number of seconds", 1e-3, 1e6, float)
 
 
 def _unless(word: str, meaning: Any, convert: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -119,10 +119,10 @@ def run(job_json: str, reports: int, program: Sequence[str]) -> int:
 
 def bind(binding: RankBinding, local_rank: int) -> None:
     """Bind this process; log what the kernel refuses and continue."""
-    refusals = [bind_to_cpus(binding.cpus)]
+    reasons = [bind_to_cpus(binding.cpus)]
     if binding.memory.mode != "any":
-        refusals.append(set_memory_policy(binding.memory.mode, binding.memory.nodes))
-    for reason in filter(None, refusals):
+        reasons.append(set_memory_policy(binding.memory.mode, binding.memory.nodes))
+    for reason in filter(None, reasons):
         log(f"local rank {local_rank} runs unbound: {reason}. A container may forbid that system call (seccomp).")
 
 
@@ -184,7 +184,7 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
 
 
 # System calls, whose effects the program inherits. Containers may forbid them, and an unbound rank is better than none:
-# these functions return the reason for a refusal, or None.
+# these functions return the reason, or None.
 
 
 def bind_to_cpus(cpus: Collection[int]) -> str | None:

@@ -69,8 +69,8 @@ constexpr std::int64_t kGrainChecks = 256;
 template <class Check>
 void check_each(std::size_t count, const Check& check) {
   Mutex mutex;
-  std::exception_ptr refusal;
-  std::int64_t refused = 0;
+  std::exception_ptr rejection;
+  std::int64_t rejected = 0;
   parallel_for(0, static_cast<std::int64_t>(count), kGrainChecks, [&](std::int64_t first, std::int64_t last) {
     std::int64_t i = first;
     try {
@@ -79,14 +79,14 @@ void check_each(std::size_t count, const Check& check) {
       }
     } catch (...) {  // not through torch, which would change the message
       const Lock lock(mutex);
-      if (!refusal || i < refused) {
-        refusal = std::current_exception();
-        refused = i;
+      if (!rejection || i < rejected) {
+        rejection = std::current_exception();
+        rejected = i;
       }
     }
   });
-  if (refusal) {
-    std::rethrow_exception(refusal);
+  if (rejection) {
+    std::rethrow_exception(rejection);
   }
 }
 

@@ -6,19 +6,18 @@ import argparse
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from op_builder.cache import eviction, layout
-from op_builder.cache.bundle import export_bundle, import_bundle, misfits
+from op_builder.cache.bundle import differences_here, export_bundle, import_bundle
 from op_builder.cache.eviction import Item, Usage
 from op_builder.cache.ownership import unusable
 from op_builder.cache.removal import folder
 from op_builder.cache.store import Cache
-from op_builder.command_line import parse_size, printable, run_main
+from op_builder.command_line import parse_size, printable, reports_errors, run_main
 from op_builder.errors import AccelError, CacheError
 from op_builder.messages import size_text
 from op_builder.system.outcomes import Rejection
@@ -30,21 +29,18 @@ Answer = tuple[int, Any, str]
 """The exit status, the JSON data and the text of a command."""
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.cache") -> int:
     """The command line; returns the exit status: 0, 1 when verify found damage, 2 for an error."""
     options = _parser(prog).parse_args(arguments, argparse.Namespace(json=False, directory=None))
     # Commands that only read move no damaged entry; verify moves them after it has read all.
     only_reads = options.command in ("list", "info", "verify", "export")
-    try:
-        cache = Cache(options.directory, is_ours=not only_reads)
-        if only_reads or options.command in ("prune", "clear"):
-            _require_readable(cache.root)
-        if options.command in ("prune", "clear"):
-            cache.require_ours()
-        status, data, text = _COMMANDS[options.command](cache, options)
-    except AccelError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 2
+    cache = Cache(options.directory, is_ours=not only_reads)
+    if only_reads or options.command in ("prune", "clear"):
+        _require_readable(cache.root)
+    if options.command in ("prune", "clear"):
+        cache.require_ours()
+    status, data, text = _COMMANDS[options.command](cache, options)
     print(json.dumps(data, indent=2) if options.json else printable(text))
     return status
 
@@ -188,7 +184,7 @@ def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     eviction.keep_in_bounds(cache)
     data, lines = [], []
     for entry in entries:
-        differences = misfits(entry.manifest, cache.memo)
+        differences = differences_here(entry.manifest, cache.memo)
         op, key = entry.manifest.op, entry.digest
         data.append({"op": op, "key": key, "fits": not differences, "differences": differences})
         lines.append(f"{op} {key[:12]}: {'will not be used on this machine' if differences else 'fits this machine'}")

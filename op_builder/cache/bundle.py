@@ -128,7 +128,7 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
         raise BundleError(f"{path} cannot be read as a bundle: {reason}.", _REMEDY) from error
 
 
-def misfits(manifest: Manifest, memo: Memo) -> list[str]:
+def differences_here(manifest: Manifest, memo: Memo) -> list[str]:
     """Why this machine would never use an entry, a line for each differing part of its key; empty if it may."""
     parts = manifest.key_parts
     # A plan with the same machine parts in its key as the entry's plan would have here.

@@ -31,55 +31,41 @@ class JitCache(NamedTuple):
     Attributes:
         name: whose it is.
         variable: names its directory, or the directory that contains it.
-        below: the cache, below the directory that the variable names.
         default: without the variable. ``{cache}`` is ``$XDG_CACHE_HOME`` or ``~/.cache``. Empty if there are many.
         copied: what becomes of a copy in another directory, or after a move.
         is_tested: whether it was tried with ``accel-ops run --compiles``; else its documentation says so.
+        below: the cache, below the directory that the variable names.
     """
 
     name: str
     variable: str
-    below: str
-    default: str
-    copied: str
+    default: str = ""
+    copied: str = "not known"
     is_tested: bool = False
+    below: str = ""
 
 
 # Tried: torch 2.13, apache-tvm-ffi 0.1.15, Triton 3.9, Numba 0.68; the first two also by test_caches.py.
 CACHES = (
-    JitCache("accel-ops", "ACCEL_CACHE_DIR", "", "{cache}/accel-ops", "hits", True),
-    JitCache(
-        "Inductor",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "",
-        "{tmp}/torchinductor_{user}",
-        "hits, but for headers: see below",
-        True,
-    ),
-    JitCache(
-        "cpp_extension",
-        "TORCH_EXTENSIONS_DIR",
-        "",
-        "{cache}/torch_extensions",
-        "hits if it keeps the files' times",
-        True,
-    ),
-    JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "", "{home}/.cache/tvm-ffi", "compiles again", True),
-    JitCache("Triton", "TRITON_CACHE_DIR", "", "{home}/.triton/cache", "hits, but names files of the old place", True),
-    JitCache("Numba", "NUMBA_CACHE_DIR", "", "", "hits for the same sources, by path and time", True),
-    JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "{home}/.cache/flashinfer", "not known"),
-    JitCache("SGLang", "SGLANG_JIT_CACHE_DIR", "", "", "not known"),
-    JitCache("CuTe DSL", "CUTE_DSL_CACHE_DIR", "", "{tmp}/{user}/cutlass_python_cache", "not known"),
-    JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "", "{home}/.deep_gemm", "not known"),
-    JitCache("TileLang", "TILELANG_CACHE_DIR", "", "{home}/.tilelang/cache", "not known"),
-    JitCache("vLLM", "VLLM_CACHE_ROOT", "", "{cache}/vllm", "hits"),
-    JitCache("CuPy", "CUPY_CACHE_DIR", "", "{home}/.cupy/kernel_cache", "not known"),
-    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "", "{cache}/torch/kernels", "not known"),
-    JitCache("CUDA driver", "CUDA_CACHE_PATH", "", "{home}/.nv/ComputeCache", "hits until the driver is upgraded"),
-    JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "", "{cache}/comgr", "not known"),
-    JitCache("SYCL", "SYCL_CACHE_DIR", "", "{cache}/libsycl_cache", "for equal devices and drivers"),
-    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "", "{cache}/neo_compiler_cache", "not known"),
-    JitCache("ccache", "CCACHE_DIR", "", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR"),
+    JitCache("accel-ops", "ACCEL_CACHE_DIR", "{cache}/accel-ops", "hits", True),
+    JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}", "hits, but see below", True),
+    JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "{cache}/torch_extensions", "hits if file times are kept", True),
+    JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "{home}/.cache/tvm-ffi", "compiles again", True),
+    JitCache("Triton", "TRITON_CACHE_DIR", "{home}/.triton/cache", "hits, but names files of the old place", True),
+    JitCache("Numba", "NUMBA_CACHE_DIR", "", "hits for the same sources, by path and time", True),
+    JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", "{home}/.cache/flashinfer", below=".cache/flashinfer"),
+    JitCache("SGLang", "SGLANG_JIT_CACHE_DIR"),
+    JitCache("CuTe DSL", "CUTE_DSL_CACHE_DIR", "{tmp}/{user}/cutlass_python_cache"),
+    JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "{home}/.deep_gemm"),
+    JitCache("TileLang", "TILELANG_CACHE_DIR", "{home}/.tilelang/cache"),
+    JitCache("vLLM", "VLLM_CACHE_ROOT", "{cache}/vllm", "hits"),
+    JitCache("CuPy", "CUPY_CACHE_DIR", "{home}/.cupy/kernel_cache"),
+    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "{cache}/torch/kernels"),
+    JitCache("CUDA driver", "CUDA_CACHE_PATH", "{home}/.nv/ComputeCache", "hits until the driver is upgraded"),
+    JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "{cache}/comgr"),
+    JitCache("SYCL", "SYCL_CACHE_DIR", "{cache}/libsycl_cache", "for equal devices and drivers"),
+    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "{cache}/neo_compiler_cache"),
+    JitCache("ccache", "CCACHE_DIR", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR"),
 )
 _NOTE = (
     "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "

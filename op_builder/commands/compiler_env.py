@@ -10,13 +10,14 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 
-from op_builder.command_line import run_main
-from op_builder.errors import AccelError, ToolchainError
+from op_builder.command_line import reports_errors, run_main
+from op_builder.errors import ToolchainError
 from op_builder.toolchains.packaged import packaged_command
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.compiler_env") -> int:
-    """The command line; returns the exit status: 0, or 1 if something is not installed."""
+    """The command line; returns the exit status: 0, or 2 if something is not installed."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Print the environment variables with which torch.compile, Triton and other programs compile with "
@@ -26,11 +27,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     form.add_argument("--json", action="store_true", help="print them as JSON")
     form.add_argument("--dockerfile", action="store_true", help="print them as lines of a Dockerfile")
     options = parser.parse_args(arguments)
-    try:
-        variables = compiler_variables()
-    except AccelError as error:
-        print(error, file=sys.stderr)
-        return 1
+    variables = compiler_variables()
     word = "ENV" if options.dockerfile else "export"
     lines = [f"{word} {name}={shlex.quote(value)}" for name, value in variables.items()]
     print(json.dumps(variables) if options.json else "\n".join(lines))

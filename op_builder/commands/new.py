@@ -22,7 +22,7 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from op_builder.command_line import run_main
+from op_builder.command_line import reports_errors, run_main
 from op_builder.errors import AccelError
 from op_builder.paths import native_root
 from op_builder.system.interpreter import python
@@ -37,6 +37,7 @@ class NewPackageError(AccelError):
     """A package cannot be created."""
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.new") -> int:
     """The command line; returns the exit status: 0, or 2 if nothing was created."""
     parser = argparse.ArgumentParser(prog=prog, description="Create a package with a native op of your own.")
@@ -48,11 +49,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     )
     options = parser.parse_args(arguments)
     directory = options.directory or Path(options.name)
-    try:
-        create(options.name, directory, [device for device in _DEVICES if getattr(options, device)])
-    except AccelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    create(options.name, directory, [device for device in _DEVICES if getattr(options, device)])
     pip = f"{python()} -m pip install" if PathFinder.find_spec("pip") else f"uv pip install --python {python()}"
     print(f"Created {directory}. Next:\n  cd {shlex.quote(str(directory))}\n  {pip} . pytest\n  {python()} -m pytest")
     return 0

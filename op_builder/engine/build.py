@@ -70,7 +70,7 @@ class BuildOptions:
     force: bool = False
     budget: JobBudget | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
-    on_start: Callable[[list[str]], object] = lambda reasons: None  # noqa: ARG005
+    on_start: Callable[[list[str]], object] | None = None
     timeout_s: float | None = None
     is_shown: bool = False
 
@@ -91,22 +91,25 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
-        nearest, reasons = (None, ["it was requested"]) if options.force else _missed(plan, key, cache)
-        ledger.append("missed", plan.op, "; ".join(reasons))
-        if nearest is not None:
-            logger.info("The cached '%s' is not used: %s.", plan.op, "; ".join(reasons))
-        options.on_start(reasons)
+        if options.on_start or ledger.mode_and_file() or logger.isEnabledFor(logging.INFO):
+            _report_miss(plan, key, cache, options)
         jobs = job_count(plan)
         position = _Position(lambda: [source.label for source in plan.sources])
         with _announced_if_long(plan, jobs, options, position) as options:
             return _Build(plan, toolset, cache, options, find_ninja(), jobs, position).run(key)
 
 
-def _missed(plan: BuildPlan, key: PlanKey, cache: Cache) -> tuple[Entry | None, list[str]]:
-    nearest, differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)
-    if nearest is None:
-        return None, [f"the cache contains no '{plan.op}'"]
-    return nearest, differences or ["the equal entry cannot be used"]
+def _report_miss(plan: BuildPlan, key: PlanKey, cache: Cache, options: BuildOptions) -> None:
+    """Report why no entry is used. It compares with all of the op, which takes time."""
+    nearest, reasons = None, ["it was requested"]
+    if not options.force:
+        nearest, differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)
+        reasons = differences or ["the equal entry cannot be used" if nearest else f"the cache contains no '{plan.op}'"]
+    ledger.append("missed", plan.op, "; ".join(reasons))
+    if nearest is not None:
+        logger.info("The cached '%s' is not used: %s.", plan.op, "; ".join(reasons))
+    if options.on_start is not None:
+        options.on_start(reasons)
 
 
 @dataclass

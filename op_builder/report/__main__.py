@@ -7,13 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 
-from op_builder.command_line import run_main
-from op_builder.errors import IncompatibleOpError, UnknownOpError
+from op_builder.command_line import reports_errors, run_main
 from op_builder.system.target import require_supported
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report") -> int:
-    """The command line; returns the exit status: 0, 1 on Windows, or 2 for an unknown op."""
+    """The command line; returns the exit status: 0, or 2 for an unknown op or on Windows."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Show which ops are installed and compatible, with reasons and remedies, and this machine's tools.",
@@ -30,18 +30,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     from op_builder.report.collect import explain, find_op, report
     from op_builder.report.render import print_explanation, print_report
 
-    try:
-        require_supported(sys.platform)
-    except IncompatibleOpError as error:
-        print(error, file=sys.stderr)
-        return 1
+    require_supported(sys.platform)
     console = Console(soft_wrap=False)
     if options.op is not None:
-        try:
-            explanation = explain(find_op(options.op))
-        except UnknownOpError as error:
-            print(error, file=sys.stderr)
-            return 2
+        explanation = explain(find_op(options.op))
         if options.json:
             print(json.dumps(explanation, indent=2))
         else:

@@ -118,7 +118,7 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
 
 
 def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
-    """What works and what does not: ``working`` (names of ops) and ``problems`` (``name``, ``reason``, ``remedy``).
+    """What works and what does not: ``working`` (names of ops) and ``rejected`` (``name``, ``reason``, ``remedy``).
 
     Args:
         ops: only these; empty for every op of the device, and facts about the machine.
@@ -132,15 +132,15 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
         every = all_builders(_accelerator()[1]).values()
         builders = [builder for builder in every if builder.spec().unavailable is None]
     rows = [op_row(builder) for builder in builders]
-    problems = [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
+    rejected = [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
     if not ops:
         parts = machine.parts()
-        problems += [
+        rejected += [
             {"name": name, "reason": part["error"], "remedy": part["remedy"]}
             for name, part in parts.items()
             if "error" in part
         ]
-    return {"working": [row.name for row in rows if row.compatible], "problems": problems}
+    return {"working": [row.name for row in rows if row.compatible], "rejected": rejected}
 
 
 def find_op(name: str, package: str | None = None) -> OpBuilder:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from op_builder.command_line import printable, run_main
+from op_builder.command_line import printable, reports_errors, run_main
 
 if TYPE_CHECKING:
     from op_builder.report.extension_file import ExtensionFile
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SYMBOL_CHARS = 60
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report.doctor") -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -63,26 +64,21 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _check_file(Path(files[0]), options)
     if options.torch or options.run:
         parser.error("--torch and --run need a file")
-    from op_builder.errors import UnknownOpError
     from op_builder.report.collect import diagnosis
 
-    try:
-        found = diagnosis(options.ops)
-    except UnknownOpError as error:
-        print(error, file=sys.stderr)
-        return 2
+    found = diagnosis(options.ops)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        working, failing = found["working"], found["problems"]
+        working, rejected = found["working"], found["rejected"]
         print(f"Working: {', '.join(working) or 'no op'}.")
-        for problem in failing:
-            print(f"\n{problem['name']}: {problem['reason']}")
-            if problem["remedy"]:
-                print(f"  Remedy: {problem['remedy']}")
-        if not failing:
+        for one in rejected:
+            print(f"\n{one['name']}: {one['reason']}")
+            if one["remedy"]:
+                print(f"  Remedy: {one['remedy']}")
+        if not rejected:
             print("No problems found.")
-    return 1 if options.ops and found["problems"] else 0
+    return 1 if options.ops and found["rejected"] else 0
 
 
 def _releases(text: str) -> list[str]:
@@ -101,16 +97,11 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
     from packaging.tags import sys_tags
 
     from op_builder.report.destinations import this_machine, with_torch
-    from op_builder.report.extension_file import UnreadableFileError, read_file, tag_requirement
+    from op_builder.report.extension_file import read_file, tag_requirement
     from op_builder.report.known_symbols import known_symbols
     from op_builder.report.requirements import requirements_of, short
 
-    try:
-        file = read_file(path)
-    except UnreadableFileError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 2
-    known, machine = known_symbols(), this_machine(path.parent.resolve())
+    file, known, machine = read_file(path), known_symbols(), this_machine(path.parent.resolve())
 
     def needed(place: Machine) -> dict[str, list[Requirement]]:
         return {binary.name: requirements_of(binary, known, place) for binary in file.binaries}
@@ -118,7 +109,7 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
     here, tag = needed(machine), tag_requirement(file, sys_tags())
 
     def predicted(release: str) -> dict[str, str]:
-        return _problems(needed(with_torch(machine, release, known)))
+        return _reasons(needed(with_torch(machine, release, known)))
 
     releases = options.torch
     if options.run and not releases:
@@ -131,7 +122,7 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         trials[wanted] = _trial(file, wanted, predicted(listed) if listed else None, options)
     found = {
         "file": str(path),
-        "loads_here": not any(_problems(here).values()),
+        "loads_here": not any(_reasons(here).values()),
         "known_torch": known.torch,
         "tag": tag._asdict() if tag else None,
         "libraries": {name: [one._asdict() for one in requirements] for name, requirements in here.items()},
@@ -143,12 +134,12 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
         print(printable(_demangled(_report(found))))
     if any("error" in trial for trial in trials.values()):
         return 2
-    fits = found["loads_here"] and not (tag and tag.problem)
+    fits = found["loads_here"] and not (tag and tag.reason)
     return 0 if fits and all(trial["agrees"] is not False for trial in trials.values()) else 1
 
 
-def _problems(requirements: dict[str, list[Requirement]]) -> dict[str, str]:
-    return {name: next((one.problem for one in found if one.problem), "") for name, found in requirements.items()}
+def _reasons(requirements: dict[str, list[Requirement]]) -> dict[str, str]:
+    return {name: next((one.reason for one in found if one.reason), "") for name, found in requirements.items()}
 
 
 def _trial(
@@ -176,13 +167,13 @@ def _report(found: dict[str, Any]) -> str:
     from op_builder.report.requirements import short
 
     libraries, tag = found["libraries"], found["tag"]
-    failing = {name for name, needed in libraries.items() if any(one["problem"] for one in needed)}
+    failing = {name for name, needed in libraries.items() if any(one["reason"] for one in needed)}
     loads = "does not load here" if failing else "loads here"
     if not libraries:
         loads = "it has no libraries and loads wherever its Python code does"
     elif len(libraries) > 1:
         loads = f"{len(libraries) - len(failing)} of {len(libraries)} libraries load here"
-    loads += "; its tag does not fit" if tag and tag["problem"] else ""
+    loads += "; its tag does not fit" if tag and tag["reason"] else ""
     lines = [f"{Path(found['file']).name}: {loads}"]
     sections = {"": [tag], **libraries} if tag else {"": next(iter(libraries.values()))}
     for name, needed in sections.items():
@@ -191,8 +182,8 @@ def _report(found: dict[str, Any]) -> str:
         lines += [f"\n{name}"] if name else []
         for one in needed:
             lines.append(f"  {one['axis']:10} {one['answer']}")
-            lines += [f"  {'':10}   {reason}" for reason in one["reason"].split("; ")]
-            lines += [f"  {'':10}   Not here: {one['problem']}."] if one["problem"] else []
+            lines += [f"  {'':10}   {reason}" for reason in one["evidence"].split("; ")]
+            lines += [f"  {'':10}   Not here: {one['reason']}."] if one["reason"] else []
     known = " to ".join(short(found["known_torch"][at]) for at in (0, -1))
     lines += [""] if found["torch"] else []
     for release, trial in found["torch"].items():
@@ -208,12 +199,12 @@ def _report(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _outcome(problems: dict[str, str]) -> str:
-    failing = {name: problem for name, problem in problems.items() if problem}
+def _outcome(reasons: dict[str, str]) -> str:
+    failing = {name: reason for name, reason in reasons.items() if reason}
     if not failing:
         return "loads"
-    name, problem = next(iter(failing.items()))
-    return f"{len(failing)} of {len(problems)} do not load: {name}: {problem}"
+    name, reason = next(iter(failing.items()))
+    return f"{len(failing)} of {len(reasons)} do not load: {name}: {reason}"
 
 
 def _demangled(text: str) -> str:

@@ -188,8 +188,8 @@ def tag_requirement(file: ExtensionFile, accepted: Iterable[Tag]) -> Requirement
     mismatch = next(
         (reason for binary in file.binaries for tag in file.tags if (reason := _tag_mismatch(binary, tag))), ""
     )
-    problem = "" if mismatch or not file.tags.isdisjoint(accepted) else "pip rejects this tag here"
-    return Requirement("tag", text, mismatch or "fits its libraries", mismatch or problem)
+    here = "pip rejects this tag here" if file.tags.isdisjoint(accepted) else ""
+    return Requirement("tag", text, mismatch or "fits its libraries", mismatch or here)
 
 
 def _tag_mismatch(binary: Binary, tag: Tag) -> str:

@@ -23,7 +23,7 @@ from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.foreign_packages import foreign_packages
 from op_builder.system.outcomes import Passed, facts_of, failures
 from op_builder.system.records import Memo
-from op_builder.system.storage_engines import forced_engine
+from op_builder.system.storage_engines import ENGINES, forced_engine
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.sycl import candidates, choose, device_check, gather_facts, kernel_compiler_check
@@ -130,14 +130,14 @@ def _storage_engines() -> dict[str, Any]:
     forced = forced_engine()
     try:
         with without_compiling():
-            reasons = load(async_io.spec_for("cpu"), Cache(is_ours=False)).engine_reasons()
+            rejected = load(async_io.spec_for("cpu"), Cache(is_ours=False)).rejected_engines()
     except IncompatibleOpError:
         return {"error": "Not checked: async_io is not built.", "remedy": "Run python -m op_builder.build async_io."}
-    working = [name for name, reason in reasons.items() if reason is None]
+    working = [name for name in ENGINES if name not in rejected]
     return {
         "forced": forced,
         "in_use": next((name for name in working if forced in (None, name)), None),
-        "engines": [{"name": name, "reason": reason} for name, reason in reasons.items()],
+        "engines": [{"name": name, "reason": rejected.get(name)} for name in ENGINES],
     }
 
 

@@ -85,14 +85,14 @@ class Requirement(NamedTuple):
 
     Attributes:
         axis: ``file``, ``torch``, ``Python``, ``glibc``, ``libstdc++``, ``libraries``, ``CPU``, or ``tag`` of a wheel.
-        answer: where it loads. ``reason``: the symbol or other fact that decides.
-        problem: why it does not load on the machine; empty if this does not prevent it.
+        answer: where it loads. ``evidence``: the symbol or other fact that decides.
+        reason: why it does not load on the machine; empty if this does not prevent it.
     """
 
     axis: str
     answer: str
-    reason: str
-    problem: str = ""
+    evidence: str
+    reason: str = ""
 
 
 def requirements_of(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Requirement]:
@@ -122,28 +122,28 @@ def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machin
     device = {kind: name for name, kind in libraries.items() if kind}
     if not device and (cuda := sorted(filter(known.needs_cuda, names))):
         device["cuda"] = cuda[0]
-    answer, reason = _releases(names, known, known.torch)
+    answer, evidence = _releases(names, known, known.torch)
     if old := sorted(name for name in names if _OLD_ABI.search(name) and not known.releases(name)):
-        reason = f"it was compiled with _GLIBCXX_USE_CXX11_ABI=0, which no torch since 2.7 is: {old[0]}"
+        evidence = f"it was compiled with _GLIBCXX_USE_CXX11_ABI=0, which no torch since 2.7 is: {old[0]}"
     elif not device.keys().isdisjoint(("hip", "xpu")):
-        answer, reason = "not known", "the lists hold symbols of CPU and CUDA builds"
+        answer, evidence = "not known", "the lists hold symbols of CPU and CUDA builds"
     elif answer != "none" and names:
-        reason += "" if any(name.startswith("_Z") for name in names) else "; it uses only the stable C ABI"
+        evidence += "" if any(name.startswith("_Z") for name in names) else "; it uses only the stable C ABI"
     if device and answer != "none":
         answer += f", {' or '.join(sorted(device)).upper()} builds"
-        reason = f"{min(device.values())}; {reason}"
+        evidence = f"{min(device.values())}; {evidence}"
     unnamed = _unnamed(names, binary.elf.needed, known)
     if unnamed:
-        answer, reason = "none", f"it names no library (DT_NEEDED) that defines {_some(unnamed)}"
+        answer, evidence = "none", f"it names no library (DT_NEEDED) that defines {_some(unnamed)}"
     if not machine.torch:
-        problem = "torch is not installed"
+        reason = "torch is not installed"
     elif absent := sorted(libraries.keys() - machine.torch_libraries):
-        problem = f"torch {machine.torch} has no {absent[0]}"
+        reason = f"torch {machine.torch} has no {absent[0]}"
     elif missing := machine.missing(names):
-        problem = f"torch {machine.torch} lacks {_some(missing)}"
+        reason = f"torch {machine.torch} lacks {_some(missing)}"
     else:
-        problem = reason if unnamed else ""
-    return Requirement("torch", answer, reason, problem)
+        reason = evidence if unnamed else ""
+    return Requirement("torch", answer, evidence, reason)
 
 
 def _unnamed(names: set[str], needed: Sequence[str], known: KnownSymbols) -> set[str]:
@@ -161,54 +161,54 @@ def _python(binary: Binary, names: set[str], known: KnownSymbols, machine: Machi
     tag = NAME_TAG.search(binary.name) if is_module else None
     wheel = binary.python if is_module else ""
     linked = [found[1] for name in binary.elf.needed if (found := re.match(r"libpython(\d\.\d+t?)\.so", name))]
-    answer, reason = _releases(names, known, known.python)
+    answer, evidence = _releases(names, known, known.python)
     bound = ""
     if tag and tag[1]:
-        bound, reason = f"{tag[1]}.{tag[2]}{tag[3]}", f"its name: {tag[0][1:]}"
+        bound, evidence = f"{tag[1]}.{tag[2]}{tag[3]}", f"its name: {tag[0][1:]}"
     elif linked:
-        bound, reason = linked[0], f"libpython{linked[0]} (DT_NEEDED)"
+        bound, evidence = linked[0], f"libpython{linked[0]} (DT_NEEDED)"
     elif tag or wheel.endswith("+"):
         oldest = max(answer.split(" ")[0], wheel.rstrip("+"), key=numbers)
         answer = f"{oldest} and newer" if "newer" in answer else answer
-        answer, reason = f"{answer}, except for free-threaded builds", f"its name or tag: abi3; {reason}"
+        answer, evidence = f"{answer}, except for free-threaded builds", f"its name or tag: abi3; {evidence}"
     elif wheel:
-        bound, reason = wheel, "the wheel's tag"
+        bound, evidence = wheel, "the wheel's tag"
     elif marks := names.intersection(_FREE_THREADED):
-        answer, reason = "free-threaded builds", f"needs {_some(marks)}"
+        answer, evidence = "free-threaded builds", f"needs {_some(marks)}"
     elif is_module:
-        reason += "; its name does not say for which Python it was compiled"
+        evidence += "; its name does not say for which Python it was compiled"
     missing = machine.missing(names)
-    problem = f"Python {machine.python} lacks {_some(missing)}" if missing else ""
+    reason = f"Python {machine.python} lacks {_some(missing)}" if missing else ""
     if bound and bound != machine.python:
-        problem = f"this Python is {machine.python}"
+        reason = f"this Python is {machine.python}"
     elif (tag or wheel.endswith("+")) and not bound and machine.python.endswith("t"):
-        problem = "this Python is free-threaded"
-    return Requirement("Python", f"{bound} only" if bound else answer, reason, problem)
+        reason = "this Python is free-threaded"
+    return Requirement("Python", f"{bound} only" if bound else answer, evidence, reason)
 
 
 def _glibc(elf: Elf, machine: Machine) -> Requirement:
     if musl := [name for name in elf.needed if name.startswith("libc.musl")]:
         return Requirement("glibc", "none: musl", musl[0], "the C library is glibc" if machine.glibc else "")
-    version, reason = _newest(elf, "GLIBC")
+    version, evidence = _newest(elf, "GLIBC")
     here = ".".join(map(str, machine.glibc)) or "not glibc"
-    problem = f"the C library is {here}" if machine.glibc < numbers(version) else ""
+    reason = f"the C library is {here}" if machine.glibc < numbers(version) else ""
     answer = f"{version} and newer" if version else "any"
-    reason = reason or "it needs no version of a symbol of glibc"
+    evidence = evidence or "it needs no version of a symbol of glibc"
     features = sorted(name for name in elf.versions if name.startswith("GLIBC_") and not newest_versions([name]))
     if features:
         answer += f" with {_some(features)}"
         missing = [name for name in features if not machine.has_feature(name)]
-        problem = problem or (f"the C library lacks {_some(missing)}" if missing else "")
+        reason = reason or (f"the C library lacks {_some(missing)}" if missing else "")
     if elf.has_executable_stack:
         answer = f"{version} to 2.40" if version else "up to 2.40"
-        reason += "; newer ones refuse an executable stack: link it with -Wl,-z,noexecstack"
-        problem = problem or (f"the C library is {here}" if machine.glibc >= _NO_EXECUTABLE_STACK else "")
-    return Requirement("glibc", answer, reason, problem)
+        evidence += "; newer ones refuse an executable stack: link it with -Wl,-z,noexecstack"
+        reason = reason or (f"the C library is {here}" if machine.glibc >= _NO_EXECUTABLE_STACK else "")
+    return Requirement("glibc", answer, evidence, reason)
 
 
 def _libstdcxx(elf: Elf, names: set[str], known: KnownSymbols, machine: Machine) -> Requirement | None:
     needs = {family: _newest(elf, family) for family in ("GLIBCXX", "CXXABI")}
-    reasons = [reason for _, reason in needs.values() if reason][:1]
+    reasons = [evidence for _, evidence in needs.values() if evidence][:1]
     absent = [
         f"{family}_{version}"
         for family, (version, _) in needs.items()
@@ -258,25 +258,25 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
     cuda = {name: [release for release, has in known.cuda_libraries.items() if name in has] for name in foreign}
     notes = [f"{name} is in CUDA builds of torch {_span(has, known.torch)}" for name, has in cuda.items() if has]
     notes += [f"its package must open {opened}, which its search path (RUNPATH) does not reach"] if opened else []
-    problem = f"{', '.join(absent)}: not found" if absent else ""
+    reason = f"{', '.join(absent)}: not found" if absent else ""
     answer = ", ".join(foreign) or "those of its wheel"
-    return Requirement("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", problem)
+    return Requirement("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", reason)
 
 
 def _cpu(binary: Binary, machine: Machine) -> Requirement:
     elf = binary.elf
     level = int(elf.isa.partition("-v")[2] or 1)
     answer = elf.isa or elf.machine
-    reason = "the file is marked with this level" if elf.isa else "the file is marked with no instruction set"
-    problem = f"the CPU is x86-64-v{machine.level}" if level > machine.level else ""
+    evidence = "the file is marked with this level" if elf.isa else "the file is marked with no instruction set"
+    reason = f"the CPU is x86-64-v{machine.level}" if level > machine.level else ""
     if binary.cpu:
-        answer, reason = f"{answer}, one model", "its manifest: it was compiled with -march=native"
-        problem = "this is another CPU" if binary.cpu != machine.cpu else ""
+        answer, evidence = f"{answer}, one model", "its manifest: it was compiled with -march=native"
+        reason = "this is another CPU" if binary.cpu != machine.cpu else ""
     elif ENTRY_POINT in elf.defined:
-        reason = "accel-ops built it for every CPU of the architecture"
+        evidence = "accel-ops built it for every CPU of the architecture"
     if elf.machine != machine.machine:
-        problem = f"this machine is {machine.machine}"
-    return Requirement("CPU", answer, reason, problem)
+        reason = f"this machine is {machine.machine}"
+    return Requirement("CPU", answer, evidence, reason)
 
 
 def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -> tuple[str, str]:

@@ -204,7 +204,7 @@ def a_rank_ends_first(rank: int, size: int, directory: str) -> None:
     called.touch()
     wait_until(lambda: has_ended(pid_of(directory, 0)))
     ctypes.CDLL(None).printf(b"kept by the C library until the end")
-    with pytest.raises(CommunicationError, match="did not finish within 2 s"):
+    with pytest.raises(CommunicationError, match="did not finish"):
         work.wait(timeout_s=2)
 
 
@@ -221,7 +221,7 @@ def a_compiled_all_reduce_times_out(rank: int, size: int, directory: str) -> boo
     tensor = torch.ones(1 << 20)
     address = tensor.data_ptr()
     compiled = torch.compile(lambda x: ccl.inference_all_reduce(x, dist.ReduceOp.SUM), backend="aot_eager")
-    with pytest.raises(RuntimeError, match="did not finish within 2000 ms"):
+    with pytest.raises(RuntimeError, match="did not finish"):
         compiled(tensor)
     del tensor, compiled
     fresh = [torch.zeros(1 << 20) for _ in range(8)]

@@ -273,7 +273,7 @@ def single(rank: int, size: int, directory: str) -> None:
         loss = param.square().sum()
         param.grad = spread(torch.ones(5, 4), Shard(0))
         ops.FusedAdam([param]).step()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match="inplace operation"):
             loss.backward()
 
         param = parameter(Shard(0))

@@ -508,11 +508,11 @@ def memory_that_cannot_be_allocated_is_an_error_on_all_ranks(place: Place) -> No
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     for needed_bytes, take in ((2101248, place.group), (4 << 20, lambda: group.empty_symmetric(4 << 18))):
         if place.rank == 0:
-            with pytest.raises(SharedMemorySpaceError, match="shared memory failed: File too large") as caught:
+            with pytest.raises(SharedMemorySpaceError, match="File too large") as caught:
                 take()
             assert caught.value.needed_bytes == needed_bytes
         else:
-            with pytest.raises(SharedMemoryCommError, match="Rank 0 cannot take part"):
+            with pytest.raises(SharedMemoryCommError, match="cannot take part"):
                 take()
         group.barrier()  # as usable as before
 

@@ -242,13 +242,13 @@ void Pump::submit() {
 
 // True if the system refuses the engine itself, as a sandbox may at any time; threads then do the work.
 bool Pump::fall_back(int error) {
-  const bool is_refusal = error == EPERM || error == EACCES || error == ENOSYS;
-  if (!is_refusal || settings_.engine == Engine::threads || in_flight_ > 0) {
+  const bool is_forbidden = error == EPERM || error == EACCES || error == ENOSYS;
+  if (!is_forbidden || settings_.engine == Engine::threads || in_flight_ > 0) {
     return false;
   }
   int unused = 0;
   queue_ = make_thread_queue(settings_.depth, unused);
-  counters_.refusal.store(error, std::memory_order_relaxed);
+  counters_.engine_error.store(error, std::memory_order_relaxed);
   return true;
 }
 

@@ -39,7 +39,7 @@ struct Counters {
   std::atomic<std::int64_t> direct_bytes{0};    // that bypassed the page cache
   std::atomic<std::int64_t> cached_bytes{0};    // that went through it
   std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, copied through an aligned buffer
-  std::atomic<int> refusal{0};                  // errno with which the engine stopped and threads took over
+  std::atomic<int> engine_error{0};             // errno with which the engine stopped and threads took over
 };
 
 // Shares that wait for a thread.

@@ -264,7 +264,7 @@ class Handle(LockedTensors):
         while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
             pass
         outcomes = self._ops.take(self._number, numbers)
-        if self._engine != "threads" and (number := self._ops.refusal(self._number)) != 0:
+        if self._engine != "threads" and (number := self._ops.engine_error(self._number)) != 0:
             logger.warning(
                 "Storage engine %s stopped working: %s. Threads now do the transfers.",
                 self._engine,

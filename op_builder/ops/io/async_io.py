@@ -68,11 +68,10 @@ class AsyncIOModule:
             logger.info("Storage engine %s", reasons[-1])
         raise storage_engines.unusable_engine(requested or "of any kind", "; ".join(reasons))
 
-    def engine_reasons(self) -> dict[str, str | None]:
-        """Why this process cannot use an engine, or None, by the engine's name in the order in which they are tried."""
-        settings = HandleSettings()
-        handles = {name: self._create(name, settings) for name in storage_engines.ENGINES}
-        return {name: None if isinstance(handle, Handle) else handle for name, handle in handles.items()}
+    def rejected_engines(self) -> dict[str, str]:
+        """The names of the engines that this process cannot use, with the reasons."""
+        handles = {name: self._create(name, HandleSettings()) for name in storage_engines.ENGINES}
+        return {name: handle for name, handle in handles.items() if not isinstance(handle, Handle)}
 
     def _create(self, engine: str, settings: HandleSettings) -> Handle | str:
         """A handle, or why the system refuses it."""

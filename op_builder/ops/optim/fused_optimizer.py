@@ -63,19 +63,19 @@ class FusedOptimizer(NativeOptimizer):
                 changed. Only the native call for a group checks whether a tensor changed its type or length; it
                 changes none of its own tensors, but earlier groups are updated by then.
         """
-        loss = self._begin_step(closure)
-        with self._lock, self._update_of_groups():
-            for batch in self._groups.current(self, self.param_groups, self.state):
-                lr = batch.group["lr"]
-                control = Control(
-                    lr=lr.to(torch.float32) if _is_on_device(lr) else None,
-                    grad_scale=getattr(self, "grad_scale", None),
-                    found_inf=getattr(self, "found_inf", None),
-                    maximize=batch.group["maximize"],
-                    chunk_size=self.CHUNK_SIZE,
-                )
-                batch.update(self._option_values(batch.group, batch.op), control)
-        return loss
+        return self._step(closure)
+
+    def _update_groups(self) -> None:
+        for batch in self._groups.current(self, self.param_groups, self.state):
+            lr = batch.group["lr"]
+            control = Control(
+                lr=lr.to(torch.float32) if _is_on_device(lr) else None,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                maximize=batch.group["maximize"],
+                chunk_size=self.CHUNK_SIZE,
+            )
+            batch.update(self._option_values(batch.group, batch.op), control)
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         numbers = super()._numbers(group)

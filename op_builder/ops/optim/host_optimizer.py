@@ -160,16 +160,16 @@ class HostOptimizer(NativeOptimizer):
                 "With in_backward the gradients were used already, without grad_scale.",
                 "Create the optimizer without in_backward.",
             )
-        loss = self._begin_step(closure)
-        with self._lock, self._update_of_groups():
-            batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
-            factor = self._grad_factor(grad_scale, batches)
-            self.skipped = factor is None
-            if factor is not None:
-                self._update(batches, factor)
-            elif self.zero_grads:  # an infinite gradient would stay infinite when the next is added
-                write_zeros([grad for batch in batches for grad in batch.grads])
-        return loss
+        return self._step(closure, grad_scale)
+
+    def _update_groups(self, grad_scale: torch.Tensor | float | None) -> None:
+        batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
+        factor = self._grad_factor(grad_scale, batches)
+        self.skipped = factor is None
+        if factor is not None:
+            self._update(batches, factor)
+        elif self.zero_grads:  # an infinite gradient would stay infinite when the next is added
+            write_zeros([grad for batch in batches for grad in batch.grads])
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         """Update all batches; gradients are multiplied by ``factor`` first."""
@@ -220,8 +220,7 @@ class HostOptimizer(NativeOptimizer):
             step = int(step_count(f"The state of {place}", state["step"])) + 1
             batch = Batch(group, group_index, op)
             batch.indices, batch.params = [index], [param]
-            with batch.named_errors():
-                op.update_list(lists, step, self._option_values(group, op), self._pass(group))
+            batch.call(op.update_list, lists, step, self._option_values(group, op), self._pass(group))
             with torch.inference_mode():  # as in write_zeros()
                 state["step"] += 1
             self._after_update(group, [state["step"]])

@@ -178,8 +178,8 @@ class NativeOptimizer(NativeStates):
 
     # The parts of a step ----------------------------------------------------------------------
 
-    def _begin_step(self, closure: Callable[[], float] | None) -> float | None:
-        """Run the closure, check the options of all groups, and return the closure's loss."""
+    def _step(self, closure: Callable[[], float] | None, *arguments: Any) -> float | None:
+        """Run the closure, check the options of all groups, update the groups, and return the closure's loss."""
         if type(torch.empty(0, dtype=torch.uint8, device="cpu")) is not torch.Tensor:
             raise AccelError(
                 f"{type(self).__name__}.step() was called in a mode that replaces tensors, such as FakeTensorMode; the "
@@ -197,11 +197,19 @@ class NativeOptimizer(NativeStates):
             # What can change in place is checked in every step.
             fixed = (_is_fixed(group[name]) for group in self.param_groups for name in group if name != "params")
             self._checked = options if all(fixed) else []
+        with self._lock:
+            try:
+                self._update_groups(*arguments)
+            except OpArgumentError as error:
+                self._groups.forget()  # the next step checks everything
+                raise self._named(error) from None
+            finally:
+                self._groups.step_done()
         return loss
 
-    def _update_of_groups(self) -> _UpdateOfGroups:
-        """A context for the part of a step that uses the native ops; the caller holds the lock."""
-        return _UpdateOfGroups(self)
+    def _update_groups(self, *arguments: Any) -> None:
+        """The part of a step that uses the native ops."""
+        raise NotImplementedError
 
     def _named(self, error: OpArgumentError) -> OpArgumentError:
         """The same error, or one that names the parameter as the user of ``step()`` knows it."""
@@ -240,25 +248,6 @@ class NativeOptimizer(NativeStates):
                     f"Leave {name} at {value!r}, or use an optimizer of torch, such as torch.optim.AdamW.",
                 )
         self._check_options(group)
-
-
-class _UpdateOfGroups:
-    # See NativeOptimizer._update_of_groups(). A class for the reason that ops.arguments.explained is one.
-    __slots__ = ("_optimizer",)
-
-    def __init__(self, optimizer: NativeOptimizer) -> None:
-        self._optimizer = optimizer
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        optimizer = self._optimizer
-        try:
-            if isinstance(error, OpArgumentError):
-                optimizer._groups.forget()  # the next step checks everything
-                raise optimizer._named(error) from None
-        finally:
-            optimizer._groups.step_done()
 
 
 def _is_fixed(value: object) -> bool:

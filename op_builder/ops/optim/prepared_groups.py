@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_, is_not
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from op_builder.ops.optim.tensor_lists import TensorLists
 if TYPE_CHECKING:
     from op_builder.ops.optim.native_op import NativeOp
 
+T = TypeVar("T")
 _grad_of = attrgetter("grad")
 
 # Remedies for the user of an optimizer, by the beginning of the native op's messages.
@@ -92,9 +93,14 @@ class Batch:
         """A parameter as the optimizer's user knows it."""
         return place_of(self.group_index, self.indices[at], self.params[at])
 
-    def named_errors(self) -> _NamedErrors:
-        """A context that names parameters in the op's errors as the user knows them: the op has lists of its own."""
-        return _NamedErrors(self)
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call the op; errors name parameters as the user knows them, because the op has lists of its own."""
+        try:
+            return function(*arguments)
+        except OpArgumentError as error:
+            message = re.sub(r"\b(?:param of )?tensor (\d+)", lambda found: self.place(int(found[1])), error.message)
+            remedy = next((_REMEDIES[role] for role in _REMEDIES if error.message.startswith(role)), error.remedy)
+            raise OpArgumentError(re.sub("^parameter", "Parameter", message), remedy) from None
 
     def is_in_place(self) -> bool:
         """Whether the shards of DTensors still have the memory that the op knows."""
@@ -105,28 +111,9 @@ class Batch:
 
     def update(self, options: Sequence[float], settings: Any) -> None:
         """Update the parameters and their states."""
-        with self.named_errors():
-            self.prepared.update(options, settings)
+        self.call(self.prepared.update, options, settings)
         if self.sharding is not None:
             torch.autograd.graph.increment_version(self.params)
-
-
-class _NamedErrors:
-    # See Batch.named_errors(). A class for the reason that ops.arguments.explained is one.
-    __slots__ = ("_batch",)
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, OpArgumentError):
-            return
-        place = self._batch.place
-        message = re.sub(r"\b(?:param of )?tensor (\d+)", lambda found: place(int(found[1])), error.message)
-        remedy = next((_REMEDIES[role] for role in _REMEDIES if error.message.startswith(role)), error.remedy)
-        raise OpArgumentError(re.sub("^parameter", "Parameter", message), remedy) from None
 
 
 class PreparedGroups:
@@ -179,8 +166,7 @@ class PreparedGroups:
                 owner.check_tensors(batch.params[at], batch.place(at), batch.group)
         if writes_grads and not self._grads_are_writable:
             for batch in batches:
-                with batch.named_errors():
-                    batch.prepared.require_writable_grads()
+                batch.call(batch.prepared.require_writable_grads)
                 for at, grad in enumerate(batch.grads if batch.copied else ()):
                     if is_overlapping(grad):
                         raise OpArgumentError(
@@ -203,8 +189,7 @@ class PreparedGroups:
             in_group = grads[batch.group_index]
             present = [grad for grad in map(in_group.__getitem__, batch.indices) if grad is not None]
             own, fitting = batch.local_grads(present)
-            with batch.named_errors():
-                strided = batch.prepared.replace_grads(fitting)
+            strided = batch.call(batch.prepared.replace_grads, fitting)
             for at in strided:
                 owner.check_grad(present[at], batch.params[at], batch.place(at))
             fitting = batch.set_grads(own, fitting, strided)
@@ -309,8 +294,7 @@ class PreparedGroups:
                 copies,
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
-            with batch.named_errors():
-                batch.prepared = batch.op.prepare(tensors, batch.named["step"])
+            batch.prepared = batch.call(batch.op.prepare, tensors, batch.named["step"])
         if len(batches) > 1:  # within one list the native op checks it
             _require_apart((batch, chain(batch.shards, *batch.named.values())) for batch in batches)
         self._batches = batches

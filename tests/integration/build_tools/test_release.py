@@ -67,6 +67,6 @@ FITTING = {"sym_tag": "manylinux_2_17_x86_64", "unsupported_isa": False, "extern
 def test_a_wheel_whose_tag_does_not_fit_its_binaries_is_rejected(
     promised: str, changes: dict[str, object], words: str
 ) -> None:
-    machine_rejection = release.platform_misfit(promised, {**FITTING, **changes})
+    machine_rejection = release.platform_rejection(promised, {**FITTING, **changes})
     assert words in machine_rejection
     assert bool(machine_rejection) is bool(words)

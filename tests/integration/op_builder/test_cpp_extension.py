@@ -147,7 +147,7 @@ def test_a_builder_of_a_plain_library_gets_its_ctypes_object(place: Path) -> Non
         ({"build_directory": "m.cpp"}, "The library cannot be copied to build_directory 'm.cpp': File exists"),
         ({"verbose": "yes"}, "load: verbose is 'yes'"),
         ({"sources": ["missing.cpp"]}, "load: the source 'missing.cpp' does not exist"),
-        ({"sources": ["."]}, "load: the source '.' is a directory"),
+        ({"sources": ["."]}, "load: the source '.' is not a file"),
         ({"sources": ["m.txt"]}, "load: the source 'm.txt' has the unknown suffix '.txt'"),
         ({"with_sycl": True}, "load: with_sycl is True. SYCL sources are not supported here"),
         ({"is_standalone": True}, "load: is_standalone is True. Standalone programs are not supported here"),
@@ -259,7 +259,7 @@ def test_functions_hold_the_gil_and_warn_on_stderr_without_torchs_handling() -> 
     x, y = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.equal(ops.add(x, y), x + 2 * y)
     assert torch.autograd.gradcheck(torch.ops.cpp_extension_compound.add, (x, y))
-    with pytest.raises(RuntimeError, match="while holding the GIL"):
+    with pytest.raises(RuntimeError, match="the GIL"):
         ops.backward(Doubled.apply(x).sum())
     ops.backward_without_gil(Doubled.apply(x).sum())
     assert x.grad is not None

@@ -12,49 +12,9 @@ from op_builder.system.outcomes import Failed
 from op_builder.system.target import library_file
 from tests.support.foreign_package import python
 
-# Modules and names of Python that Windows does not have. Packages that look at sys.platform are imported before.
-_WINDOWS = """
-import os, signal, subprocess, sys, sysconfig, tempfile
-sysconfig.get_config_vars()
-import filelock, psutil, rich.console, rich.progress, rich.table, torch, torch._dynamo
-import torch.distributed.run
-for name in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):
-    sys.modules[name] = None
-for name in ("fork", "geteuid", "getuid", "killpg", "memfd_create", "register_at_fork", "sched_getaffinity", "statvfs",
-             "uname", "wait4", "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "RTLD_GLOBAL", "WNOHANG"):
-    delattr(os, name)
-for name in ("SIGKILL", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE"):
-    delattr(signal, name)
-sys.platform = "win32"
-"""
-
 
 def test_on_windows_every_module_can_be_imported_and_ops_are_refused_with_a_remedy() -> None:
-    done = python(
-        "-c",
-        _WINDOWS
-        + """
-from accelerator import get_accelerator
-assert get_accelerator().device_name()
-assert get_accelerator().communication_backend_name()
-builder = get_accelerator().create_op_builder("CPUAdamBuilder")
-assert not builder.is_compatible()
-from op_builder.errors import IncompatibleOpError
-try:
-    builder.load()
-except IncompatibleOpError as error:
-    print(error)
-from op_builder.report.__main__ import main
-assert main([]) == 1
-from accelerator.launch.command_line import main
-assert main(["program.py"]) == 2
-import importlib, pkgutil
-for package in ("accelerator", "op_builder"):
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if module.name != "op_builder.integrations.deepspeed":  # which is to raise without DeepSpeed
-            importlib.import_module(module.name)
-""",
-    )
+    done = python("-m", "tests.support.on_windows")
     assert done.returncode == 0, done.stderr
     for text in (done.stdout, *done.stderr.strip().split("accel-launch: ")):
         assert "need Linux or macOS; this is Windows.\n  Remedy: Use WSL 2." in text

@@ -79,9 +79,8 @@ def test_the_speed_of_memory_is_not_called_that_of_a_device(tmp_path: Path, caps
         (["{tmp}/disk", *QUICK, "--output", "{tmp}/missing/s.json"], "--output"),
         (["{tmp}/" + "x" * 300, *QUICK, "--output", "{tmp}/s.json"], "is missing."),
         (["{tmp}/disk", *QUICK, "--output", "{tmp}/" + "x" * 300 + "/s.json"], "--output"),
-        (["{tmp}/disk", *QUICK, "--engine", "floppy"], "Choose one of io_uring"),
     ],
-    ids=["missing", "file", "space", "output", "long", "long output", "engine"],
+    ids=["missing", "file", "space", "output", "long", "long output"],
 )
 def test_what_cannot_be_measured_is_refused_before_the_work(
     disk: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -68,39 +68,9 @@ def test_deepspeed_behaves_as_without_accel_ops(
     assert printed(python, SUPPORT / "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables) == alone
 
 
-LISTS = """
-import json, deepspeed
-compatible = [dict(deepspeed.ops.__compatible_ops__)]
-import op_builder.integrations.deepspeed as integration
-from deepspeed.accelerator import get_accelerator
-from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST as accelerators
-from deepspeed.ops import op_builder as theirs
-from op_builder.errors import AccelError
-
-def facts(name):
-    builder = get_accelerator().create_op_builder(name)
-    assert type(builder) is getattr(theirs, name), name
-    facts = [type(builder).__module__.partition(".")[0], builder.is_compatible()]
-    try:
-        facts[1] or builder.load()
-    except AccelError as error:
-        assert error.message and error.remedy, name
-    return facts
-
-no_ops = ("FlashAttentionBuilder", "NotImplementedBuilder", "OpBuilder")
-names = [name for name in dir(theirs) if name.endswith("Builder") and name not in no_ops]
-builders = {name: facts(name) for name in names}
-compatible.append(dict(deepspeed.ops.__compatible_ops__))
-integration.off()
-compatible.append(dict(deepspeed.ops.__compatible_ops__))
-assert compatible[0] == compatible[2] != compatible[1], compatible
-print(json.dumps({"accelerators": accelerators, "builders": builders}))
-"""
-
-
 def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None:
     variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
-    accelerators, builders = printed(python, "-c", LISTS, **variables).values()
+    accelerators, builders = printed(python, SUPPORT / "deepspeed_switched.py", "lists", **variables).values()
     page = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", page, re.MULTILINE))
     others = {"FlashAttentionBuilder", "NotImplementedBuilder", "PackbitsBuilder", "SparseAttnBuilder"}  # not for CUDA
@@ -112,28 +82,9 @@ def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None
     assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
 
 
-REPORTS = """
-import contextlib, io, json, re
-import op_builder.integrations.deepspeed
-from deepspeed import env_report
-from op_builder.report.__main__ import main
-
-def printed(call):
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        call()
-    return output.getvalue()
-
-theirs = re.sub(r"\\x1b\\[\\d+m", "", printed(lambda: env_report.main(False, False)))
-rows = re.findall(r"^(\\w+) \\.+ \\[\\w+\\] \\.+ \\[(\\w+)\\]", theirs, re.MULTILINE)
-ours = {op["name"]: op["compatible"] for op in json.loads(printed(lambda: main(["--json"])))["ops"]}
-print(json.dumps({"theirs": {name: word == "OKAY" for name, word in rows}, "ours": ours}))
-"""
-
-
 def test_the_reports_of_both_sides_agree(python: Path, installed: str) -> None:
     variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cpu", "PYTHONPATH": installed}
-    theirs, ours = printed(python, "-c", REPORTS, **variables).values()
+    theirs, ours = printed(python, SUPPORT / "deepspeed_switched.py", "reports", **variables).values()
     common = theirs.keys() & ours.keys()
     assert {"cpu_adam", "async_io", "fused_adam"} <= common
     assert {name: theirs[name] for name in common} == {name: ours[name] for name in common}

@@ -27,6 +27,8 @@ from tests.support.environments import (
 
 pytestmark = pytest.mark.slow
 
+PROGRAMS = ROOT / "tests" / "support" / "ziglang_programs.py"
+
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,75 +44,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Ops -------------------------------------------------------------------------------------
 
 
-LOAD = '''
-import torch
-from accelerator import get_accelerator
-from op_builder import Binding, cpp_extension, load_inline
-from op_builder.errors import IncompatibleOpError, LoadError
-from op_builder.ops import CPUAdam
-
-param = torch.ones(3, requires_grad=True)
-param.grad = torch.ones(3)
-CPUAdam([param], lr=0.5).step()
-print(param.tolist())
-print(get_accelerator().create_op_builder("PinMemoryBuilder").load().pin_memory(torch.ones(2)).tolist())
-try:
-    load_inline("twice", "torch::Tensor twice(torch::Tensor x) { return x * 2; }", functions="twice")
-except IncompatibleOpError as error:
-    print("refused:", error)
-open("indirect.h", "w").write("#include <torch/library.h>\\n")
-open("indirect.cpp", "w").write("""
-#include "indirect.h"
-static at::Tensor viewed(at::Tensor x) { return x.view({7, 9}); }
-TORCH_LIBRARY(zig_indirect, m) { m.def("viewed(Tensor x) -> Tensor", &viewed); }
-""")
-try:
-    cpp_extension.load("indirect", ["indirect.cpp"], is_python_module=False)
-except LoadError as error:
-    print("refused:", error)
-
-def written(name, headers, box, library):
-    return f"""
-{headers}
-#include <omp.h>
-
-#include <stdexcept>
-
-static int64_t {name}(int64_t count) {{
-  if (count < 0) throw std::invalid_argument("count is negative");
-  int64_t found = 0;
-#pragma omp parallel num_threads(count) reduction(+ : found)
-  found += omp_get_num_threads();
-  return found;
-}}
-static void define(accel::Library& m) {{ m.def("{name}(int count) -> int"); }}
-static void all(accel::Library& m) {{ m.impl("{name}", {box}(&{name})); }}
-{library}
-"""
-
-OURS = 'ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", all})'
-TORCHS = """
-STABLE_TORCH_LIBRARY(zig_by_torch, m) { m.def("by_torch(int count) -> int"); }
-STABLE_TORCH_LIBRARY_IMPL(zig_by_torch, CompositeExplicitAutograd, m) { m.impl("by_torch", TORCH_BOX(&by_torch)); }
-"""
-STABLE = '#include "bindings/stable_library.h"'
-for name, headers, box, library in (
-    ("boxed", '#include "torch_c/boxed.h"', "ACCEL_BOX", OURS),
-    ("torch_boxed", STABLE, "TORCH_BOX", OURS),
-    ("by_torch", STABLE, "TORCH_BOX", TORCHS),
-):
-    text = written(name, headers, box, library)
-    op = load_inline(name, text, binding=Binding.STABLE, extra_cflags=["-fopenmp"], extra_ldflags=["-lgomp"])
-    op = torch.ops.zig_by_torch if name == "by_torch" else op
-    print(name, "with threads:", getattr(op, name)(3))
-    for _ in range(2):
-        try:
-            getattr(op, name)(-1)
-        except (ValueError, RuntimeError) as error:
-            print(type(error).__name__, "of", name, error)
-'''
-
-
 def test_ops_are_compiled_and_those_on_torchs_headers_are_refused(packages: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
@@ -121,7 +54,7 @@ def test_ops_are_compiled_and_those_on_torchs_headers_are_refused(packages: Path
         "ACCEL_CACHE_DIR": str(tmp_path / "cache"),
         "ACCEL_ACCELERATOR": "cpu",
     }
-    output = run(sys.executable, "-c", LOAD, cwd=tmp_path, **variables)
+    output = run(sys.executable, PROGRAMS, "load", cwd=tmp_path, **variables)
     assert output.count("No C++ compiler is on PATH: using") == 1
     lines = [line for line in output.splitlines() if line.startswith("[")]
     assert lines == ["[0.5, 0.5, 0.5]", "[1.0, 1.0]"]
@@ -143,20 +76,6 @@ def test_ops_are_compiled_and_those_on_torchs_headers_are_refused(packages: Path
 
 OP = "pin_memory"
 LOAD_ONE = "from op_builder.cpu import PinMemoryBuilder; PinMemoryBuilder().load()"
-USE = """
-import sys, torch
-from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder
-from op_builder.ops import CPUAdam
-AsyncIOBuilder().load().aio_handle().sync_pwrite(torch.arange(99.0), sys.argv[1])
-print(torch.from_file(sys.argv[1], size=99).sum().item())
-mine, theirs = (torch.linspace(-1, 1, 1001, requires_grad=True) for _ in range(2))
-for made in (CPUAdam([mine], lr=0.1), torch.optim.AdamW([theirs], lr=0.1, weight_decay=0)):
-    for _ in range(3):
-        made.zero_grad()
-        made.param_groups[0]["params"][0].square().sum().backward()
-        made.step()
-torch.testing.assert_close(mine, theirs)
-"""
 ARM64 = 0x100000C  # CPU_TYPE_ARM64
 
 
@@ -185,7 +104,7 @@ def test_a_wheel_for_x86_64_needs_only_glibc_2_17_and_works(wheel: Path, tmp_pat
     place = tmp_path / "unpacked"
     run(sys.executable, "-m", "zipfile", "-e", wheel, place, cwd=tmp_path)
     variables = {"PYTHONPATH": str(place), "ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(tmp_path / "cache")}
-    assert run(sys.executable, "-c", USE, tmp_path / "file", cwd=tmp_path, **variables).strip() == "4851.0"
+    assert run(sys.executable, PROGRAMS, "use", tmp_path / "file", cwd=tmp_path, **variables).strip() == "4851.0"
 
 
 @pytest.mark.parametrize("wheel", ["linux_aarch64"], indirect=True)

@@ -47,8 +47,8 @@ def test_the_report_shows_what_the_op_finds(
     monkeypatch: pytest.MonkeyPatch, forced: str | None, in_use: str | None, lines: list[str]
 ) -> None:
     AsyncIOBuilder().load()
-    reasons = {"io_uring": "forbidden", "libaio": "forbidden", "threads": None}
-    monkeypatch.setattr(AsyncIOModule, "engine_reasons", lambda _: reasons)
+    rejected = {"io_uring": "forbidden", "libaio": "forbidden"}
+    monkeypatch.setattr(AsyncIOModule, "rejected_engines", lambda _: rejected)
     with env.scope(ACCEL_AIO_ENGINE=forced):
         facts = environment()
     assert facts["storage_engines"]["in_use"] == in_use

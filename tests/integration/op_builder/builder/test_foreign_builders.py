@@ -225,7 +225,7 @@ def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog
     row = op_row(builder)
     assert not row.compatible
     assert "install the acme-dev package" in row.reason
-    with pytest.raises(IncompatibleOpError, match="install the acme-dev package"):
+    with pytest.raises(IncompatibleOpError, match="acme-dev"):
         vendor.NeedyBuilder().load()
     assert "needs libacme" in caplog.text
     assert builder.cache.entries() == []
@@ -242,7 +242,7 @@ def test_a_builder_whose_methods_raise_is_reported() -> None:
     assert not builder.is_compatible()
     assert "KeyError: 'CUDA_HOME'" in (builder.error_log or "")
     assert "its builder fails: KeyError: 'CUDA_HOME'" in op_row(builder).reason
-    with pytest.raises(IncompatibleOpError, match="its builder fails: KeyError") as caught:
+    with pytest.raises(IncompatibleOpError, match="KeyError") as caught:
         builder.load()
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.remedy

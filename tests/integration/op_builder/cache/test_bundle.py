@@ -11,7 +11,7 @@ import pytest
 
 from op_builder import env
 from op_builder.cache.__main__ import main
-from op_builder.cache.bundle import misfits
+from op_builder.cache.bundle import differences_here
 from op_builder.cache.store import Cache, Manifest
 from tests.support.compilers import needs_gxx
 from tests.support.entries import publish
@@ -79,14 +79,14 @@ FOREIGN = {
 
 @pytest.mark.parametrize("part", FOREIGN)
 def test_what_does_not_fit_this_machine_is_named(filled: Cache, part: str) -> None:
-    found = misfits(of_another_machine(filled, part), filled.memo)
+    found = differences_here(of_another_machine(filled, part), filled.memo)
     assert any(line.startswith(f"{part}: built for {FOREIGN[part][part]}, here") for line in found)
 
 
 @needs_gxx
 def test_without_a_compiler_here_an_entry_of_any_compiler_fits(filled: Cache, tmp_path: Path) -> None:
     with env.scope(PATH=str(tmp_path), CXX=None):
-        assert misfits(of_another_machine(filled, "c++ compiler"), filled.memo) == []
+        assert differences_here(of_another_machine(filled, "c++ compiler"), filled.memo) == []
 
 
 def test_export_of_a_missing_op_says_how_to_build_it(

@@ -75,7 +75,7 @@ def test_a_prebuilt_op_that_fits_is_loaded_first(small: SmallBuilder, wheel: Ent
 @pytest.mark.usefixtures("new_process")
 def test_jit_load_ignores_the_prebuilt_op(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
     empty(small.cache)
-    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt"):
         small.jit_load()
     assert small.jit_mode
 

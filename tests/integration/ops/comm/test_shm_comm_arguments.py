@@ -169,7 +169,7 @@ def test_a_store_that_fails_meanwhile(comm: ShareMemCommModule) -> None:
 
 
 def test_nobody_comes(comm: ShareMemCommModule) -> None:
-    with pytest.raises(SharedMemoryCommError, match=r"waited 0.3 s for rank 1, 2 to join group") as caught:
+    with pytest.raises(SharedMemoryCommError, match="rank 1, 2") as caught:
         comm.new_group(3, 0, store=dist.HashStore(), timeout_s=0.3)
     assert (caught.value.rank, caught.value.operation) == (1, "new_group")
 
@@ -218,7 +218,7 @@ def test_gradients_are_not_lost_silently(group: SharedMemoryGroup) -> None:
     x = torch.ones(3, requires_grad=True)
     y = group.reduced(x * 2)
     assert y.tolist() == [2.0] * 3
-    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+    with pytest.warns(UserWarning, match="autograd kernel"):
         y.sum().backward()
 
 

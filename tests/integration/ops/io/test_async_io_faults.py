@@ -123,7 +123,7 @@ def test_a_file_truncated_during_a_read(async_io: AsyncIOModule, faulty: Path, e
     handle = make(async_io, engine)
     path = faulty / "cut-600000"
     (faulty.parent / "backing" / path.name).write_bytes(bytes(SIZE))
-    with pytest.raises(StorageError, match="the file ends at byte") as caught:
+    with pytest.raises(StorageError, match="ends at byte") as caught:
         handle.read(random_bytes(SIZE), path, False)
     assert 600_000 <= caught.value.offset < SIZE
     assert caught.value.bytes_done <= 600_000
@@ -149,7 +149,7 @@ def test_validation_compares(async_io: AsyncIOModule, faulty: Path, engine: str)
     path = faulty / "lies"  # no two reads of it are the same
     (faulty.parent / "backing" / path.name).write_bytes(raw(data))
     for call in (handle.read, handle.write):
-        with pytest.raises(StorageError, match="of the file differs from the tensor") as caught:
+        with pytest.raises(StorageError, match="differs from the tensor") as caught:
             call(data, path, True)
         assert caught.value.bytes_done == 50_000
         assert caught.value.offset == int(re.search(r"byte (\d+) of the file differs", str(caught.value))[1])
@@ -329,7 +329,7 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
     output = run_python(
         """
         aio = AsyncIOBuilder().load()
-        print("engine", aio.aio_handle().engine, aio.engine_reasons())
+        print("engine", aio.aio_handle().engine, aio.rejected_engines())
         """,
         faulty_calls,
         FAULTY_REFUSED=refused,
@@ -439,7 +439,7 @@ def test_engines_by_name(async_io: AsyncIOModule) -> None:
         assert async_io.aio_handle(engine=ENGINES[0]).engine == "threads"  # the variable overrides the argument
     with env.scope(ACCEL_AIO_ENGINE=None):
         assert async_io.aio_handle(engine=ENGINES[-1]).engine == ENGINES[-1]
-    with env.scope(ACCEL_AIO_ENGINE="quick"), pytest.raises(ValueError, match="one of io_uring, libaio, threads"):
+    with env.scope(ACCEL_AIO_ENGINE="quick"), pytest.raises(ValueError, match="io_uring, libaio"):
         async_io.aio_handle()
     with pytest.raises(OpArgumentError, match="Unknown engine 'quick'"):
         async_io.aio_handle(engine="quick")
@@ -505,7 +505,7 @@ def test_an_interrupted_wait_loses_no_failure(async_io: AsyncIOModule, tmp_path:
     handle.async_pread(torch.zeros(4096, dtype=torch.uint8), tmp_path / "short")
     handle.async_pread(torch.zeros(256 << 20, dtype=torch.uint8), long_file)
     interrupt(handle, handle.wait)
-    with pytest.raises(StorageError, match="the file ends at byte 10"):
+    with pytest.raises(StorageError, match="byte 10"):
         handle.wait()
     assert_usable(handle, tmp_path)
 

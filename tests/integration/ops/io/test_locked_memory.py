@@ -108,10 +108,10 @@ def test_no_elements_and_invalid_arguments(owner: Any) -> None:
     for number in (1 << 46, (1 << 61) - 1, 1 << 61, 1 << 90):
         with pytest.raises(LockedMemoryError, match=f"{4 * number} bytes"):
             owner.new_cpu_locked_tensor(number, torch.zeros(1))
-    with pytest.raises(OpArgumentError, match="example_tensor is 'x' of type str"):
+    with pytest.raises(OpArgumentError, match="of type str"):
         owner.new_cpu_locked_tensor(4, "x")
     for call in (owner.is_pinned, owner.free_cpu_locked_tensor, owner.locked_memory_facts):
-        with pytest.raises(OpArgumentError, match=r"\[1\] of type list is not a tensor"):
+        with pytest.raises(OpArgumentError, match="type list"):
             call([1])
 
 

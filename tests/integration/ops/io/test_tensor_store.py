@@ -98,7 +98,7 @@ def test_autograd_notices_a_load_into_a_parameter(store: TensorStore) -> None:
     loss = (parameter * parameter).sum()
     store.load("x", parameter)
     assert torch.equal(parameter, value)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace operation"):
         loss.backward()
 
 
@@ -131,7 +131,7 @@ def test_a_name_that_could_leave_the_directory_is_refused(store: TensorStore, na
         lambda: store.delete(name),
         lambda: store.info(name),
     ):
-        with pytest.raises(OpArgumentError, match="not a valid name of a tensor"):
+        with pytest.raises(OpArgumentError, match="not a valid name"):
             call()
     assert os.listdir(store.directory) == []
 

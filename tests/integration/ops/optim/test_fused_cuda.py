@@ -142,7 +142,7 @@ def test_new_gradients_that_do_not_fit_are_refused(adam):
         prepared.replace_grads([good[0], bad, *good[2:]])
         with pytest.raises(OpArgumentError, match=text):
             prepared.update(options, Control())
-    with pytest.raises(OpArgumentError, match="grad of tensor 1 is on device cpu"):
+    with pytest.raises(OpArgumentError, match="device cpu"):
         prepared.replace_grads([good[0], cases[1].grad.cpu(), *good[2:]])
 
 

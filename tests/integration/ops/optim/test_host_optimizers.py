@@ -112,7 +112,7 @@ def test_a_parameter_that_appears_twice_is_refused_at_the_step() -> None:
     params = make_params()
     with pytest.warns(UserWarning, match="duplicate parameters"):
         made = CPUAdam([*params, params[0]])
-    with pytest.raises(OpArgumentError, match="Group 0 has a parameter twice"):
+    with pytest.raises(OpArgumentError, match="parameter twice"):
         run(made, params, 1)
     assert_equal(params, make_params())
 
@@ -250,7 +250,7 @@ def test_a_copied_optimizer_writes_the_copied_tensors(copy_of: Callable[[Any], A
 
 def test_copies_of_foreign_tensors_are_refused() -> None:
     made = CPUAdam(make_params())
-    with pytest.raises(OpArgumentError, match=r"shape \(3,\) is not a parameter"):
+    with pytest.raises(OpArgumentError, match="not a parameter"):
         made.write_copies({torch.zeros(3): torch.zeros(3)})
 
 

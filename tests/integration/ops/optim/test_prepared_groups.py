@@ -62,7 +62,7 @@ def test_gradients_that_two_groups_share_are_refused_where_they_are_zeroed(steps
     shared = torch.ones(5)
     params[0].grad, params[1].grad = shared[:3], shared[2:]
     for _ in range(2):
-        with pytest.raises(OpArgumentError, match="shares memory with one of group 0"):
+        with pytest.raises(OpArgumentError, match="shares memory"):
             optimizer.step()
         assert_equal(params, before)
     assert (shared == 1).all()

@@ -211,7 +211,7 @@ def test_replaced_gradients_may_share_memory_unless_they_are_zeroed(cpu_adam):
     shared = torch.ones(30)
     prepared.replace_grads([shared[:17], shared[13:]])
     for done in (1, 2):
-        with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory"):
+        with pytest.raises(OpArgumentError, match="tensor 1 shares"):
             prepared.update(OPTIONS, Pass(zero_grads=True))
         assert (shared == 1).all()
         assert all(step == done for step in steps)
@@ -227,7 +227,7 @@ def test_gradients_that_were_spoiled_and_put_right_are_checked_again(cpu_adam):
         cpu_adam.update_list(expected, step, OPTIONS)
     intact = [grad.data for grad in lists.grads]
     lists.grads[0].data, lists.grads[1].data = torch.zeros(17), torch.zeros(299)
-    with pytest.raises(OpArgumentError, match="grad of tensor 1 has 299 elements"):
+    with pytest.raises(OpArgumentError, match="299 elements"):
         prepared.update(OPTIONS, Pass())
     for grad, data in zip(lists.grads, intact, strict=True):
         grad.data = data
@@ -243,7 +243,7 @@ def test_released_gradients_are_missed(cpu_adam):
     prepared.update(OPTIONS, Pass())
     prepared.release_grads()
     params = [param.clone() for param in lists.params]
-    with pytest.raises(OpArgumentError, match="4 parameters came with 0 grad tensors"):
+    with pytest.raises(OpArgumentError, match="0 grad tensors"):
         prepared.update(OPTIONS, Pass(zero_grads=True))
     with pytest.raises(OpArgumentError, match="gradients were released"):
         prepared.grad_norm()
@@ -260,7 +260,7 @@ def test_a_list_of_nothing_does_nothing_and_every_parameter_needs_its_tensors(cp
     prepared.replace_grads([])
     prepared.release_grads()
     assert prepared.grad_norm() == 0.0
-    with pytest.raises(OpArgumentError, match="0 parameters came with 1 grad tensors"):
+    with pytest.raises(OpArgumentError, match="1 grad tensors"):
         prepared.replace_grads([torch.zeros(3)])
     for count in (0, 3, 5):
         with pytest.raises(OpArgumentError, match=f"{count} step tensors"):

@@ -231,7 +231,7 @@ def test_a_sparse_gradient_is_refused(optimizer: type[Any]) -> None:
     before = embedding.weight.detach().clone()
     made = optimizer(embedding.parameters())
     embedding(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(OpArgumentError, match=r"parameter 0 of group 0 .* is sparse") as caught:
+    with pytest.raises(OpArgumentError, match="is sparse") as caught:
         made.step()
     assert "Sparse" in caught.value.remedy
     assert torch.equal(embedding.weight, before)

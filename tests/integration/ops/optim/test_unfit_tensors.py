@@ -161,7 +161,7 @@ def test_packed_states_are_refused_where_there_are_none_and_the_remedy_is_named(
     case = Case(storage=storage, lengths=(300,), kind=kind)
     lists = make(case)
     before = copy_of(lists)
-    with pytest.raises(OpArgumentError, match="does not support states in bytes") as caught:
+    with pytest.raises(OpArgumentError, match="states in bytes") as caught:
         load(kind).update_list(lists, 1, list(kind.options.values()), case.settings())
     assert "stochastic=False" in caught.value.remedy
     assert_unchanged(lists, before)

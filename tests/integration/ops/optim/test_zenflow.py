@@ -91,24 +91,10 @@ def test_another_process_makes_the_same_steps(adam: Any) -> None:
         assert torch.equal(group[7], group[0])
 
 
-ORPHAN = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from tests.integration.ops.optim.test_zenflow import *
-adam = CPUAdamBuilder().load()
-groups = [make_group(torch.float32, 8)]
-control = new_control(adam, 1)
-worker = torch.multiprocessing.get_context("fork").Process(target=run_worker, args=(groups, control, []))
-worker.start()
-submit(adam, control, 0, 1, 1)
-assert adam.zenflow_adam_wait(control.data_ptr(), WAIT_S)
-os._exit(0)
-"""
-
-
 def test_a_worker_ends_when_its_trainer_was_killed() -> None:
     # The worker keeps the pipe open: run() returns when it has ended.
-    subprocess.run([sys.executable, "-c", ORPHAN, str(ROOT)], stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
+    command = [sys.executable, "-m", "tests.support.orphaned_worker"]
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +122,8 @@ def test_a_worker_must_have_all_groups_of_its_control_block(adam: Any) -> None:
     with pytest.raises(OpArgumentError, match="stale has 3 elements"):
         adam.zenflow_adam_register_group(handle, *group[:7], group[7][:3])
     adam.zenflow_adam_register_group(handle, *group)
-    with pytest.raises(OpArgumentError, match="has 1 groups, the control block 2"):
+    with pytest.raises(OpArgumentError, match="control block 2"):
         adam.zenflow_adam_run_worker(handle, control.data_ptr())
     adam.zenflow_adam_destroy(handle)
-    with pytest.raises(OpArgumentError, match="No worker has the handle"):
+    with pytest.raises(OpArgumentError, match="No worker"):
         adam.zenflow_adam_run_worker(handle, control.data_ptr())

@@ -64,7 +64,7 @@ def test_a_file_that_is_no_text_is_reported_and_every_encoding_of_editors_is_rea
     with pytest.raises(LaunchError, match=r"missing does not exist"):
         read_hostfile(tmp_path / "missing")
     (tmp_path / "hosts").write_bytes(b"\x7fELF\x00")
-    with pytest.raises(LaunchError, match=r"hosts is not a text file"):
+    with pytest.raises(LaunchError, match="not a text file"):
         read_hostfile(tmp_path / "hosts")
     for content in (b"\xef\xbb\xbfa slots=2\n", b"a slots=2  # Zo\xeb's\n"):
         (tmp_path / "hosts").write_bytes(content)
@@ -107,9 +107,9 @@ def test_an_invalid_selection_is_refused(include: str | None, exclude: str | Non
 def test_hosts_and_slots_are_limited_by_number() -> None:
     assert short(limit(HOSTS, 2, 1)) == "a:0/4 b:0/2"
     assert short(limit(HOSTS, None, None)) == short(HOSTS)
-    with pytest.raises(LaunchError, match="the hostfile has 3 hosts"):
+    with pytest.raises(LaunchError, match="3 hosts"):
         limit(HOSTS, 4, None)
-    with pytest.raises(LaunchError, match="host c has 1 slots"):
+    with pytest.raises(LaunchError, match="1 slots"):
         limit(HOSTS, None, 2)
 
 

@@ -102,37 +102,14 @@ def test_a_failure_is_removed_from_the_output(pipe: Pipe) -> None:
     assert pipe.failures == [FAILURE]
 
 
-# Relays two streams of long lines to two pipes, as a rank's process does.
-RELAY_TWO = """
-import os, sys, threading
-from accelerator.launch.output import Relay
-
-relays, threads = [], []
-for target in map(int, sys.argv[2:]):
-    reader, writer = os.pipe()
-    relays.append(Relay(reader, target))
-    def write(writer=writer):
-        with open(writer, "w") as file:
-            file.writelines(f"{sys.argv[1]}{number} {'x' * 9000}\\n" for number in range(300))
-    threads.append(threading.Thread(target=write))
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-for relay in relays:
-    relay.finish()
-"""
-
-
 @pytest.mark.parametrize("is_same", [False, True], ids=["two_pipes", "one_pipe"])
 def test_processes_with_two_relays_lose_and_mix_no_line(is_same: bool) -> None:
     """With two pipes the kernel's deadlock detection gives false alarms."""
     ends = [os.pipe() for _ in range(1 if is_same else 2)]
     writers = [writer for _, writer in ends]
     targets = [str(writer) for writer in (writers * 2)[:2]]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RELAY_TWO, name, *targets], pass_fds=writers) for name in ("a", "b")
-    ]
+    command = [sys.executable, "-m", "tests.support.two_relays"]
+    ranks = [subprocess.Popen([*command, name, *targets], pass_fds=writers) for name in ("a", "b")]
     for writer in writers:
         os.close(writer)
     texts = dict.fromkeys(reader for reader, _ in ends)

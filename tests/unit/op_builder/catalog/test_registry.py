@@ -112,7 +112,7 @@ def test_the_package_gives_the_current_accelerators_class(name: str) -> None:
 def test_importing_an_unknown_name_suggests_a_near_one() -> None:
     with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
         op_builder.CPUAdamsBuilder  # noqa: B018
-    with pytest.raises(ImportError, match="Did you mean CPUAdamBuilder"):
+    with pytest.raises(ImportError, match="CPUAdamBuilder"):
         exec("from op_builder import CPUAdamsBuilder")
     with pytest.raises(ImportError, match="CPUAdam"):
         exec("from op_builder import CPUAdam")

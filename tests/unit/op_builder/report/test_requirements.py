@@ -78,7 +78,7 @@ def requirement(axis: str, of: Binary, on: Machine | None = None) -> Requirement
 
 
 @pytest.mark.parametrize(
-    ("of", "answer", "reason"),
+    ("of", "answer", "evidence"),
     [
         (binary(needed=("libc.so.6",)), "any, or none", "it uses no symbol and no library of torch"),
         (binary("torch_call"), "2.10 and newer (known up to 2.12)", "each has torch_call; it uses only the stable"),
@@ -97,10 +97,10 @@ def requirement(axis: str, of: Binary, on: Machine | None = None) -> Requirement
         (binary("THPCall", needed=("libtorch.so", "libfoo.so")), "2.10 and newer", "each has THPCall"),
     ],
 )  # fmt: skip
-def test_torch(of: Binary, answer: str, reason: str) -> None:
+def test_torch(of: Binary, answer: str, evidence: str) -> None:
     found = requirement("torch", of)
     assert found.answer.startswith(answer)
-    assert found.reason.startswith(reason)
+    assert found.evidence.startswith(evidence)
 
 
 CUDA_12 = "libcudart.so.12"
@@ -110,7 +110,7 @@ NOT_FREE = ALL - {"3.13t"}
 
 
 @pytest.mark.parametrize(
-    ("of", "answer", "reason", "here"),
+    ("of", "answer", "evidence", "here"),
     [
         (binary("torch_call"), "any", "it uses no symbol of Python", ALL),
         (binary("PyList_New"), "3.10 and newer (known up to 3.13)", "each has PyList_New", ALL),
@@ -126,11 +126,11 @@ NOT_FREE = ALL - {"3.13t"}
         (binary("_Py_DecRefShared", defined=MODULE), "free-threaded builds", "needs _Py_DecRef", ALL),
     ],
 )  # fmt: skip
-def test_python(of: Binary, answer: str, reason: str, here: set[str]) -> None:
+def test_python(of: Binary, answer: str, evidence: str, here: set[str]) -> None:
     found = requirement("Python", of)
     assert found.answer.startswith(answer)
-    assert found.reason.startswith(reason)
-    assert {python for python in ALL if not requirement("Python", of, machine(python)).problem} == here
+    assert found.evidence.startswith(evidence)
+    assert {python for python in ALL if not requirement("Python", of, machine(python)).reason} == here
 
 
 def feature(version: str, stack: bool = False) -> Binary:
@@ -143,7 +143,7 @@ OPENED_BY_PACKAGE = binary(needed=("libnear.so",))._replace(siblings=NEAR, prelo
 
 
 @pytest.mark.parametrize(
-    ("axis", "of", "answer", "reason", "problem"),
+    ("axis", "of", "answer", "evidence", "reason"),
     [
         ("glibc", binary("f@GLIBC_2.4", "g@GLIBC_2.29"), "2.29 and newer", "g@GLIBC_2.29", ""),
         ("glibc", binary("f@GLIBC_2.34"), "2.34 and newer", "f@GLIBC_2.34", "the C library is 2.31"),
@@ -168,15 +168,15 @@ OPENED_BY_PACKAGE = binary(needed=("libnear.so",))._replace(siblings=NEAR, prelo
         ("CPU", binary()._replace(cpu="other"), "x86_64, one model", "its manifest", "this is another CPU"),
     ],
 )  # fmt: skip
-def test_the_system(axis: str, of: Binary, answer: str, reason: str, problem: str) -> None:
+def test_the_system(axis: str, of: Binary, answer: str, evidence: str, reason: str) -> None:
     found = requirement(axis, of)
     assert found.answer.startswith(answer)
-    assert found.reason.startswith(reason)
-    assert found.problem == problem
+    assert found.evidence.startswith(evidence)
+    assert found.reason == reason
 
 
 @pytest.mark.parametrize(
-    ("axis", "of", "on", "problem"),
+    ("axis", "of", "on", "reason"),
     [
         ("torch", binary("torch_call"), machine(torch=""), "torch is not installed"),
         ("torch", binary("torch_call"), machine(lacks=["torch_call"]), "torch 2.11.0 lacks torch_call"),
@@ -185,12 +185,12 @@ def test_the_system(axis: str, of: Binary, answer: str, reason: str, problem: st
         ("libraries", binary("acme"), machine(lacks=["acme"]), "no library that it names defines acme"),
     ],
 )  # fmt: skip
-def test_the_installed_libraries_decide_about_this_machine(axis: str, of: Binary, on: Machine, problem: str) -> None:
-    assert requirement(axis, of, on).problem == problem
+def test_the_installed_libraries_decide_about_this_machine(axis: str, of: Binary, on: Machine, reason: str) -> None:
+    assert requirement(axis, of, on).reason == reason
 
 
 @pytest.mark.parametrize(
-    ("tag", "of", "reason"),
+    ("tag", "of", "evidence"),
     [
         ("py3-none-manylinux_2_28_x86_64", binary("f@GLIBC_2.28"), "fits its libraries"),
         ("py3-none-manylinux2014_x86_64", binary("f@GLIBC_2.28"), "the tag says glibc 2.17, but x.so needs 2.28: f@"),
@@ -202,12 +202,12 @@ def test_the_installed_libraries_decide_about_this_machine(axis: str, of: Binary
         ("cp310-abi3-linux_x86_64", binary(name="x.cpython-310.so", defined=MODULE), "the tag says abi3, but x"),
     ],
 )  # fmt: skip
-def test_a_tag_that_does_not_fit_the_libraries_is_an_error(tag: str, of: Binary, reason: str) -> None:
+def test_a_tag_that_does_not_fit_the_libraries_is_an_error(tag: str, of: Binary, evidence: str) -> None:
     tags = parse_tag(tag)
     found = tag_requirement(ExtensionFile(Path(f"x-1-{tag}.whl"), (of,), tags), tags)
     assert found is not None
-    assert found.reason.startswith(reason)
-    assert bool(found.problem) == (reason != "fits its libraries")
+    assert found.evidence.startswith(evidence)
+    assert bool(found.reason) == (evidence != "fits its libraries")
 
 
 def archive(members: dict[str, bytes]) -> bytes:

@@ -46,7 +46,7 @@ def test_a_flag_that_names_a_list_or_directory_of_inputs_is_found(tmp_path: Path
 
 @pytest.mark.parametrize("word", ["/a\nb", "-DX=\0"])
 def test_a_word_that_ninja_cannot_express_is_refused(word: str) -> None:
-    with pytest.raises(AccelError, match="line break or a null"):
+    with pytest.raises(AccelError, match="line break"):
         check_words(["-O2", word])
 
 

@@ -64,7 +64,7 @@ def test_different_numbers_of_groups_are_in_the_error() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
     mine = HostFacts("a", "", "gloo")
-    with pytest.raises(CommunicationError, match="Rank 1 did not join the group") as caught:
+    with pytest.raises(CommunicationError, match="did not join") as caught:
         exchange(MadeGroups(store, 0), 2, mine)
     assert "has created" not in str(caught.value)
     again, other = MadeGroups(store, 0), MadeGroups(store, 1)  # rank 0 tries again, rank 1 comes
