@@ -304,14 +304,18 @@ def plan_parts(plan: BuildPlan) -> dict[str, str]:
     if plan.sycl is not None:
         parts["sycl"] = " ".join([plan.sycl.toolchain, *plan.sycl.devices, *plan.sycl.flags])
     parts.update((f"linked {index}", text) for index, text in enumerate(contents_of(linked_files(plan.link_flags))))
-    compiled = [*plan.cxx_flags, *plan.nvcc_flags, *(plan.sycl.flags if plan.sycl is not None else ())]
-    compiled += [flag for source in plan.sources for flag in source.flags]
-    parts.update((f"named {index}", text) for index, text in enumerate(contents_of(named_files(compiled))))
+    named = named_files(_compile_flags(plan))
+    parts.update((f"named {index}", text) for index, text in enumerate(contents_of(named)))
     for index, source in enumerate(plan.sources):
         name = f"source {index} {source.label}"
         content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)
         parts[name] = " ".join([content, *source.flags])
     return parts
+
+
+def _compile_flags(plan: BuildPlan) -> list[str]:
+    of_sources = (flag for source in plan.sources for flag in source.flags)
+    return [*plan.cxx_flags, *plan.nvcc_flags, *(plan.sycl.flags if plan.sycl is not None else ()), *of_sources]
 
 
 def platform_name() -> str:
@@ -365,6 +369,12 @@ def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     names += key.system.paths
     statuses = (status for name in names for status in (file_status(name), file_status(name, of_link=True)))
     return any(last_touched_ns(status) >= started_ns for status in statuses)
+
+
+def named_since(started_ns: int, plan: BuildPlan) -> list[str]:
+    """The files that flags name by absolute paths and that were written at ``started_ns`` or later."""
+    named = named_files([*_compile_flags(plan), *plan.link_flags])
+    return [name for name in named if last_touched_ns(file_status(name)) >= started_ns]
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

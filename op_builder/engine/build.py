@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
-from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, plan_parts, saved_since
+from op_builder.cache.key import BuildKey, PlanKey, Roots, named_since, plan_key, plan_parts, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
@@ -26,7 +26,7 @@ from op_builder.engine import precompiled
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, CompileStep, build_commands
 from op_builder.engine.kernels import compile_kernels
 from op_builder.engine.ninja import Progress, find_ninja, finished_outputs, run_ninja, write_file
-from op_builder.engine.objects import Objects, key_of_steps, second_outputs
+from op_builder.engine.objects import Objects, key_of_steps
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
@@ -149,11 +149,17 @@ class _Build:
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
                 objects = Objects(self.cache, self.plan, self.toolset)
                 restored = set() if attempt or self.options.force else objects.restore(key, staging)
+                commands = self._commands(staging)
+                known = _files_in(staging) | commands.outputs | {self.plan.artifact_name, _LOG}
                 try:
-                    commands = self._compile(staging, restored)
+                    self._compile(commands, staging, restored)
                 finally:
-                    if self._has_same_sources(key):
+                    others = sorted(_files_in(staging) - known)
+                    saved = named_since(started_ns, self.plan)
+                    if not (others or saved) and self._has_same_sources(key):
                         objects.store(key, staging, finished_outputs(staging), started_ns)
+                # An input may have been saved during the first build. What the next build writes again is an output.
+                self._require_one_output(others or (saved if attempt else []), staging)
                 inspection = self._inspected(staging)
                 try:
                     after = self._build_key(key, commands, staging)
@@ -161,7 +167,7 @@ class _Build:
                     logger.info("%s vanished while '%s' was built; building again.", missing, self.plan.op)
                     continue
                 unchanged = self._has_same_sources(key) and not saved_since(started_ns, self.plan, after)
-                if unchanged or (before is not None and after.digest == before.digest):
+                if not saved and (unchanged or (before is not None and after.digest == before.digest)):
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
                     artifact = staging / self.plan.artifact_name
@@ -174,13 +180,16 @@ class _Build:
             "Load it again when its sources are no longer being written.",
         )
 
-    def _compile(self, staging: Path, restored: Container[str]) -> BuildCommands:
-        """Run the commands, except for the objects in ``restored``; returns all of them."""
+    def _commands(self, staging: Path) -> BuildCommands:
+        """All commands of the build; writes the sources and the header that they need."""
         for source in self.plan.sources:
             if source.text is not None:
                 (staging / source.path).write_text(source.text, encoding="utf-8", errors="surrogateescape")
         has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
-        commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
+        return build_commands(self.plan, self.toolset, staging, precompiled=has_header)
+
+    def _compile(self, commands: BuildCommands, staging: Path, restored: Container[str]) -> None:
+        """Run the commands, except for the objects in ``restored``."""
         steps = [step for step in commands.compile_steps if step.object_name not in restored]
         write_file(self.plan, commands, steps, staging)
         self.position.unfinished = lambda: _unfinished(steps, staging)
@@ -196,7 +205,6 @@ class _Build:
                     )
                 self._run(steps, staging, jobs)
                 self.position.unfinished = list
-                return commands
         except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
             at = f"compiling {', '.join(dict.fromkeys(waiting))}" if waiting else "linking"
@@ -256,7 +264,6 @@ class _Build:
                 "so changes of headers would not be noticed.",
                 "Use a compiler that supports -MD and -MF.",
             )
-        self._require_one_output(commands, staging)
         linked = staging / LINKED_LIST
         built = key_of_steps(key, self.plan, self.toolset, staging, commands.compile_steps, linked)
         if built.unlisted:
@@ -264,15 +271,14 @@ class _Build:
             logger.warning("Each process builds '%s' again: no tool lists the inputs of %s.", self.plan.op, inputs)
         return built
 
-    def _require_one_output(self, commands: BuildCommands, staging: Path) -> None:
-        """Refuse a binary that needs other files of the staging directory, which is removed."""
-        lost = second_outputs(self.plan, commands.compile_steps, staging)
+    def _require_one_output(self, others: list[str], staging: Path) -> None:
+        """Refuse a build whose compilers write ``others``, or whose binary writes into the staging directory."""
         # GCC's profiling writes its counts next to the object when the process ends.
         is_named = os.fsencode(f"{os.path.realpath(staging)}/") in (staging / self.plan.artifact_name).read_bytes()
-        if lost or is_named:
-            what = f"the file {lost[0]}" if lost else "files that the op writes when the process ends"
+        if others or is_named:
+            what = f"the file {others[0]}" if others else "files that the op writes when the process ends"
             raise ToolchainError(
-                f"The flags of '{self.plan.op}' request {what}, in the build's directory, which is removed.",
+                f"The flags of '{self.plan.op}' request {what}, but a build keeps only the binary.",
                 "Remove the flag that does so, such as --coverage, -fprofile-generate without a directory, "
                 "-gsplit-dwarf or -save-temps.",
             )
@@ -291,6 +297,12 @@ def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[str]:
     """The labels of the objects that are not compiled yet; a source in parts has several."""
     finished = finished_outputs(staging)
     return [step.source.label for step in steps if step.object_name not in finished]
+
+
+def _files_in(staging: Path) -> set[str]:
+    """The names of the files, except for ninja's."""
+    is_ninjas = ("build.ninja", ".ninja")
+    return {path.name for path in staging.iterdir() if path.is_file() and not path.name.startswith(is_ninjas)}
 
 
 def _description(plan: BuildPlan, jobs: int) -> str:

@@ -74,6 +74,12 @@ class BuildCommands:
     device_link: tuple[str, ...] = ()
     stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def outputs(self) -> set[str]:
+        """The names of the files that the commands may write, except for the binary."""
+        of_steps = (name for step in self.compile_steps for name in (step.object_name, step.depfile, step.assembled))
+        return {*of_steps, *self.stand_ins, DEVICE_OBJECT, LINKED_LIST}
+
 
 def build_commands(
     plan: BuildPlan, toolset: Toolset, directory: Path | None = None, *, precompiled: bool = False

@@ -145,7 +145,10 @@ def run_ninja(
         BuildCancelled: ``cancel`` was set.
     """
     require_exit_codes()
-    environment = env.compiler_environment(is_for_target=is_for_target, NINJA_STATUS="[%f/%t] ", TMPDIR=str(directory))
+    # A killed compiler leaves its files there.
+    temporary = directory / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = env.compiler_environment(is_for_target=is_for_target, NINJA_STATUS="[%f/%t] ", TMPDIR=str(temporary))
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if timeout_s is None else timeout_s
     deadline = time.monotonic() + timeout_s
     with (

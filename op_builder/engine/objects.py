@@ -90,8 +90,6 @@ class Objects:
             mode = layout.modes(self.cache.root).file
             for step, name in self._names(key).items():
                 files = {member: path for member, path in _files(step, staging).items() if path.exists()}
-                if second_outputs(self.plan, [step], staging):
-                    continue
                 if step.object_name not in names or not {_OBJECT, _DEPFILE}.issubset(files):
                     continue
                 read = key_of_steps(key, self._alone(step), self.toolset, staging, [step])
@@ -153,14 +151,6 @@ def key_of_steps(
         linked=linked,
     )
     return BuildKey(key, *read)
-
-
-def second_outputs(plan: BuildPlan, steps: Sequence[CompileStep], staging: Path) -> list[str]:
-    """The files that compilers wrote in addition to objects and depfiles, such as notes for gcov."""
-    known = {path.name for step in steps for path in _files(step, staging).values()}
-    known.update(source.path.name for source in plan.sources)
-    starts = tuple(step.object_name.removesuffix("o") for step in steps)
-    return sorted(name for name in os.listdir(staging) if name.startswith(starts) and name not in known)
 
 
 def _files(step: CompileStep, staging: Path) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -17,8 +18,9 @@ from op_builder.system.process import run
 
 _INDEX = "https://download.pytorch.org/whl/cpu"
 _TIMEOUT_S = 3600.0
-# The variables that name other places of packages.
-_PLACES = re.compile(r"(?:PIP|UV)_(?:\w*INDEX|FIND_LINKS|TORCH_BACKEND)")
+# The variables that name other places of packages, and those that exclude the files that do.
+_PLACES = re.compile(r"(?:PIP|UV)_(?:\w*INDEX|FIND_LINKS|TORCH_BACKEND|CONFIG_FILE)")
+_NO_FILES = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
 
 # Argument: the module's name or nothing, the library, and those that it needs from the same wheel.
 _CHILD = """
@@ -70,8 +72,9 @@ def _environment(directory: Path, release: str, find_links: str | None) -> str:
         install = [uv, "pip", "install", "--python", interpreter, *wanted]
     else:
         make = isolated_command("import sys, venv\nvenv.create(sys.argv[1], with_pip=True)", str(directory))
-        install = [interpreter, "-m", "pip", "install", "--no-cache-dir", *wanted]
-    environment = {name: value for name, value in env.child_environment().items() if not _PLACES.match(name)}
+        install = [interpreter, "-I", "-m", "pip", "install", "--no-cache-dir", *wanted]
+    kept = {name: value for name, value in env.child_environment().items() if not _PLACES.match(name)}
+    environment = {**kept, **_NO_FILES}
     for command in (make, install):
         try:
             done = run(command, timeout_s=_TIMEOUT_S, environment=environment)

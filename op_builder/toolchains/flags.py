@@ -25,12 +25,6 @@ _LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dep
 _OUTPUT = re.compile(r"-o(?!ptf|bjcmt)|--output")
 # In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
 _OUTPUT_PASSED_ON = re.compile(r"-o(?!ptf)|--output\b|-M[FMDTQJ]|--?dependency-file")
-# Reports, listings and traces into a file, in the flag of a compiler, an assembler or a linker.
-_REPORT = re.compile(
-    r"(?:^|[,=])(?:--?Map\b|--?out-implib\b|--?output-def\b|--?reproduce\b|-a[cdghlmns]*=|-aux-info|--?serialize-diag"
-    r"|-f(?:device-)?time-trace=|-f(?:opt-info|dump-)[\w-]*=|-fproc-stat-report=|-fsave-optimization-record"
-    r"|-foptimization-record-file|-dump(?:dir|base)|--?time=|--fdevice-time-trace)"
-)
 # A nested response file, or in a variable a flag that shortens or moves the list of headers.
 _INDIRECT_PASSED_ON = re.compile(r"(?:^|[,=])@/|(?:^|[,=+])-M[MF]")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
@@ -113,8 +107,7 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
                 next(groups, None)
             continue
         passed_on = [value] if flag in _TWO_WORDS else re.split("[,=]", flag)[1:]
-        is_report = _REPORT.search(value if flag in _TWO_WORDS else flag)
-        if _OUTPUT.match(flag) or is_report or any(map(_OUTPUT_PASSED_ON.match, passed_on)):
+        if _OUTPUT.match(flag) or any(map(_OUTPUT_PASSED_ON.match, passed_on)):
             raise AccelError(
                 f"The flag {' '.join(words)!r} names an output, but the engine itself names all outputs.",
                 "Remove the flag; `accel-ops cache list` shows where built ops are.",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
+from op_builder.engine.build import BuildOptions
 from op_builder.engine.ninja import run_ninja
 from op_builder.errors import AccelError, CompileError, ToolchainError
 from tests.support.builds import compile_op, find_cached
@@ -71,14 +72,36 @@ def test_flags_that_name_outputs_are_refused(small: SmallBuilder, tmp_path: Path
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.parametrize("flag", ["--coverage", "-fprofile-generate", "-fstack-usage", "-save-temps", "-gsplit-dwarf"])
-def test_flags_whose_second_output_would_be_lost_are_refused_each_time(small: SmallBuilder, flag: str) -> None:
-    small.flags += [flag, "-g"]
-    small.link = [flag]
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--coverage",
+        "-fprofile-generate",
+        "-fstack-usage",
+        "-save-temps",
+        "-gsplit-dwarf",
+        "-Wl,-Map=list",
+        "-Wl,-Map={}/list",
+        "-Wa,-a={}/list",
+        "-time={}/list",
+    ],
+)
+def test_flags_with_a_second_output_are_refused_each_time(small: SmallBuilder, tmp_path: Path, flag: str) -> None:
+    small.flags += [flag.format(tmp_path), "-g"]
+    small.link = [flag.format(tmp_path)]
     for _ in range(2):
-        with pytest.raises(ToolchainError, match="which is removed"):
+        with pytest.raises(ToolchainError, match="only the binary"):
             compile_op(small)
     assert list((small.cache.home / "staging").iterdir()) == []
+
+
+def test_a_file_that_a_flag_names_may_be_saved_during_a_build(small: SmallBuilder, tmp_path: Path) -> None:
+    script = tmp_path / "versions"
+    script.write_text("{ global: *; };")
+    small.link = [f"-Wl,--version-script={script}"]
+    not_saved = [script]
+    compile_op(small, BuildOptions(progress=lambda *_: [each.touch() for each in not_saved] and not_saved.clear()))
+    assert find_cached(small) is not None
 
 
 def test_debug_information_and_link_time_optimization_have_no_second_output(small: SmallBuilder) -> None:

@@ -160,20 +160,26 @@ def test_bad_input_is_one_line_and_status_2(
 def test_a_throw_away_environment_has_packages_of_one_place(
     places: list[str], searched: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[tuple[str, str]] = []
+    runs: list[tuple[str, dict[str, str]]] = []
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text("[global]\nextra-index-url = https://of-the-file\n")
 
     def run(command: list[str], *, environment: dict[str, str], timeout_s: float) -> Finished:  # noqa: ARG001
-        runs.append((" ".join(command), " ".join(environment)))
+        runs.append((" ".join(command), environment))
         return Finished(tuple(command), int("install" in command), "", "")
 
     monkeypatch.setattr("op_builder.report.trial.run", run)
     variables = ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX_ACME_PASSWORD", "UV_DEFAULT_INDEX")
-    with env.scope(**dict.fromkeys(variables, "x")):
+    with env.scope(**dict.fromkeys(variables, "https://of-a-variable"), XDG_CONFIG_HOME=str(tmp_path)):
         library = compiled(tmp_path, "plain.so", *FILES["plain.so"][:2])
         assert doctor.main([str(library), "--run", "--torch", "2.13.0", *places]) == 2
     commands, environments = zip(*runs, strict=True)
     assert f"{searched} torch==2.13.0+cpu" in commands[-1]
-    assert not any(name in names for name in variables for names in environments)
+    settings = [sys.executable, "-m", "pip", "config", "list"]
+    for environment in environments:
+        assert "https://of-a-" not in " ".join(environment.values())
+        done = subprocess.run(settings, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        assert "https://of-the-file" not in done.stdout
 
 
 @pytest.mark.slow
