@@ -30,6 +30,7 @@ _MACHINE_PARTS = (
     "torch headers",
     "torch c++ abi",
     "python abi",
+    "python headers",
     "cpu",
     "flags in CXX",
     *COMPILER_PARTS,
