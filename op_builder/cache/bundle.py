@@ -30,7 +30,6 @@ _MACHINE_PARTS = (
     "torch headers",
     "torch c++ abi",
     "python abi",
-    "python headers",
     "cpu",
     "flags in CXX",
     *COMPILER_PARTS,

@@ -355,7 +355,8 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     return PlanKey(parts)
 
 
-COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables")
+# Without a compiler, an entry counts whatever these were.
+COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables", "python headers")
 
 
 def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
