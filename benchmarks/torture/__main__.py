@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import _measure
 from benchmarks.torture import cases
-from benchmarks.torture.bench import BAD, NONE, Bench, NotApplicable, Outcome, show_progress
+from benchmarks.torture.bench import BAD, CROWDED, NONE, RIGHT, Bench, NotApplicable, Outcome, show_progress
 from benchmarks.torture.contenders import CONTENDERS, Contender, named
 
 RESULTS = _measure.ROOT / "benchmarks" / "results"
@@ -54,8 +54,15 @@ def case_names(words: list[str]) -> list[str]:
 
 
 def title(case: str) -> str:
-    """What a case does, for the table."""
-    return (importlib.import_module(f"benchmarks.torture.cases.{case}").__doc__ or case).strip()
+    """What a case does, for the table: the first line of its file."""
+    return (importlib.import_module(f"benchmarks.torture.cases.{case}").__doc__ or case).splitlines()[0]
+
+
+def cell(word: str, detail: str = "") -> str:
+    """An outcome in the table. A figure that was measured stands beside it."""
+    if word in (RIGHT, CROWDED) and detail:
+        return f"{word}: {detail}"
+    return f"**{word}**" if word in BAD else word
 
 
 def observe(contender: Contender, case: str, is_quick: bool) -> Outcome:
@@ -111,8 +118,7 @@ def markdown(record: dict[str, Any]) -> str:
         if cases_of_group:
             lines.append(f"| **{heading}** |" + " |" * len(who))
         for case in cases_of_group:
-            words = [outcomes[case].get(name, [""])[0] for name in who]
-            lines.append(f"| {title(case)} | {' | '.join(f'**{word}**' if word in BAD else word for word in words)} |")
+            lines.append(f"| {title(case)} | {' | '.join(cell(*outcomes[case].get(name, [''])) for name in who)} |")
     for text, counted in (("right", ("right",)), (", ".join(BAD).lower(), BAD)):
         numbers = [sum(row.get(name, [""])[0] in counted for row in outcomes.values()) for name in who]
         lines.append(f"| **cases: {text}** | {' | '.join(map(str, numbers))} |")

@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 # A load takes seconds; one that takes this long waits for something that will not happen.
 HANG_S = 90.0
 
+# What runs a program on another CPU.
+EMULATOR = "qemu-x86_64"
 # The owner of files that are not the user's.
 OTHER_UID = 12345
 # A user reads the end of an output.
@@ -26,6 +28,7 @@ LAST_LINES = 10
 
 RIGHT = "right"
 REBUILT = "rebuilt needlessly"
+CROWDED = "more compilers than cores"
 CLEAR = "clear error"
 UNCLEAR = "unclear error"
 HANG = "HANG"
@@ -57,6 +60,7 @@ class Run:
         values: what the op returned, for each load.
         status: the exit status, negative for a signal; None if it was killed after :data:`HANG_S`.
         output: standard output and error.
+        cpu_s: processor time of the program and its children, if it came to its end.
         compilers: command lines of compilers and linkers that it started.
     """
 
@@ -65,6 +69,7 @@ class Run:
     output: str
     compilers: tuple[str, ...]
     seconds: float
+    cpu_s: float = 0.0
 
 
 class Running:
@@ -119,7 +124,8 @@ class Running:
             self._process.wait()
         output = self._output.read_text(errors="replace")
         values = tuple(int(line.split()[1]) for line in output.splitlines() if line.startswith("value "))
-        return Run(values, status, output, self.compilers(), time.monotonic() - self._started)
+        cpu_s = sum(float(line.split()[1]) for line in output.splitlines() if line.startswith("cpu_s "))
+        return Run(values, status, output, self.compilers(), time.monotonic() - self._started, cpu_s)
 
 
 class Bench:
@@ -132,11 +138,13 @@ class Bench:
         path: the first directory of PATH, with compilers that count.
         environment: of the programs.
         python: the interpreter, where a case needs one of its own.
+        prefix: what starts each program, such as an emulator.
     """
 
     def __init__(self, contender: Contender, root: Path, is_quick: bool) -> None:
         self.contender, self.root, self.is_quick = contender, root, is_quick
         self.python: Path | None = None
+        self.prefix: tuple[str, ...] = ()
         self._seen: set[int] = set()
         self.sources, self.cache, self.path = root / "sources", root / "cache", root / "bin"
         root.mkdir()
@@ -182,8 +190,10 @@ class Bench:
 
     def start(self, *flags: str, cwd: Path | None = None, group: Path | None = None, **variables: str) -> Running:
         """Start the contender's program, perhaps in a control group."""
+        has_own = self.python is not None or self.prefix
         command = [
-            *(self.contender.command() if self.python is None else [str(self.python)]),
+            *self.prefix,
+            *([str(self.python or self.contender.python())] if has_own else self.contender.command()),
             str(HERE / "programs" / self.contender.program),
             str(self.sources),
             *flags,
@@ -295,7 +305,7 @@ def make_counted_compilers(directory: Path, log: Path, flag: str = "-DTORTURE") 
         real = shutil.which(name)
         if real is None:
             continue
-        defines = [f'-DREAL="{real}"', f'-DLOG="{log}"', f'-DFLAG="{flag}"']
+        defines = [f'-DREAL="{real}"', f'-DLOG="{log}"', f'-DFLAG="{flag}"', f'-DEMULATOR="{EMULATOR}"']
         subprocess.run(["gcc", "-O1", *defines, str(source), "-o", str(directory / name)], check=True)
     source.unlink()
 

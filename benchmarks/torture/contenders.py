@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import _peers
@@ -66,11 +65,13 @@ class Contender:
 COMMON = "requests urllib3 certifi charset-normalizer idna"
 FLASHINFER = f"--no-deps flashinfer-python==0.7.2.post1 nvidia-ml-py tabulate einops click {COMMON}"
 SGLANG = f"--no-deps sglang==0.5.23 triton==3.9.0 orjson pybase64 starlette msgspec pyzmq ipython traitlets {COMMON}"
+# ``accel-ops run`` sets this variable for the program; cases with an interpreter of their own start without it.
+RUN = (("ACCEL_CPP_EXTENSION", "1"),)
 OURS = {"distribution": "accel-ops", "cache_variable": "ACCEL_CACHE_DIR", "is_ours": True}
 CONTENDERS = (
     Contender("accel-ops load()", "accel_builder.py", **OURS),
     Contender("accel-ops engine", "accel_engine.py", **OURS),
-    Contender("accel-ops run", "torch_cpp_extension.py", is_run_by_accel_ops=True, **OURS),
+    Contender("accel-ops run", "torch_cpp_extension.py", is_run_by_accel_ops=True, settings=RUN, **OURS),
     Contender("torch 2.13 cpp_extension", "torch_cpp_extension.py", "torch", "TORCH_EXTENSIONS_DIR"),
     Contender(
         "torch 2.15 cpp_extension",
@@ -134,29 +135,45 @@ def named(names: list[str]) -> list[Contender]:
     return found
 
 
-@contextlib.contextmanager
-def switchable_torch(root: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
-    """An interpreter, and a function that replaces its torch in place by that of another environment.
+class Environment:
+    """A virtual environment of a case, in which torch or Python is replaced in place.
 
-    The torch of this environment is called ``old``, that of the contender with a later one ``new``.
+    It sees the packages of a contender, and after them those of this environment.
+
+    Attributes:
+        python: its interpreter.
     """
-    newer = next(one for one in CONTENDERS if one.name == "torch 2.15 cpp_extension").python()
-    directory = root / "environment"
-    python = _peers.make_environment(directory)
-    packages = next(directory.glob("lib/python*/site-packages"))
-    places = {
-        "old": sysconfig.get_path("purelib"),
-        "new": str(next(newer.parents[1].glob("lib/python*/site-packages"))),
-    }
-    installed = root / "installed"
-    # Its own link comes first, then this environment's packages.
-    (packages / "installed.pth").write_text(f"{installed}\n")
 
-    def switch(name: str) -> None:
-        installed.unlink(missing_ok=True)
-        installed.symlink_to(places[name])
+    def __init__(self, root: Path, contender: Contender) -> None:
+        self._python_link, self._packages_link = root / "installed_python", root / "installed_packages"
+        self.install_python(Path(sys.base_prefix))
+        directory = root / "environment"
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        packages = directory / "lib" / version / "site-packages"
+        packages.mkdir(parents=True)
+        (directory / "pyvenv.cfg").write_text(f"home = {self._python_link / 'bin'}\n")
+        (directory / "bin").mkdir()
+        self.python = directory / "bin" / "python"
+        self.python.symlink_to(self._python_link / "bin" / version)
+        own = packages_of(contender.python()), packages_of(Path(sys.executable))
+        (packages / "installed.pth").write_text("".join(f"{path}\n" for path in (self._packages_link, *own)))
+        # For ``accel-ops run``.
+        shutil.copy(packages_of(Path(sys.executable)) / "accel_ops.pth", packages)
 
-    yield python, switch
+    def install_python(self, prefix: Path) -> None:
+        """Replace Python by the one with this prefix."""
+        self._python_link.unlink(missing_ok=True)
+        self._python_link.symlink_to(prefix)
+
+    def install_packages(self, packages: Path) -> None:
+        """Replace the packages that come first, such as torch, by those of another environment."""
+        self._packages_link.unlink(missing_ok=True)
+        self._packages_link.symlink_to(packages)
+
+
+def packages_of(python: Path) -> Path:
+    """The directory of packages of a virtual environment."""
+    return next(python.parents[1].glob("lib/python*/site-packages"))
 
 
 def clean_environment() -> dict[str, str]:

@@ -1,4 +1,5 @@
-// A compiler that records its command line and becomes the real one. Variables let it sleep or enter a control group.
+// A compiler that records its command line and becomes the real one. Variables let it sleep, enter a control group, or run
+// on another CPU, which it then reports for -march=native.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,11 +27,16 @@ int main(int count, char **words) {
     if (group) append(group, "0", 1);
   }
   // gcc finds its parts beside the name by which it was called. The flag stands last, so that @file and -D keep their order.
-  char **all = calloc(count + 2, sizeof *all);
-  memcpy(all, words, count * sizeof *all);
-  all[0] = (char *)REAL;
-  if (is_compilation) all[count] = (char *)FLAG;
-  execv(REAL, all);
-  perror(REAL);
+  char **all = calloc(count + 5, sizeof *all), **command = all + 3;
+  memcpy(command, words, count * sizeof *all);
+  command[0] = (char *)REAL;
+  if (is_compilation) command[count] = (char *)FLAG;
+  char *cpu = getenv("TORTURE_COMPILER_CPU");
+  if (cpu) {
+    command = all;
+    command[0] = (char *)EMULATOR, command[1] = (char *)"-cpu", command[2] = cpu;
+  }
+  execvp(command[0], command);
+  perror(command[0]);
   return 127;
 }

@@ -5,37 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.torture.bench import HERE, NotApplicable
+from tests.support import fuse
 
-SLOW_FILESYSTEM = HERE.parents[1] / "tests" / "support" / "slow_filesystem.py"
+SLOW_FILESYSTEM = Path(fuse.__file__).with_name("slow_filesystem.py")
 
 
 @contextlib.contextmanager
-def served(command: list[object], mount: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a FUSE server until its mount is there, and unmount at the end."""
-    mount.mkdir()
-    with mount.with_name(f"{mount.name}.log").open("wb") as log:
-        server = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
-    deadline = time.monotonic() + 10
-    while not os.path.ismount(mount):
-        if server.poll() is not None or time.monotonic() > deadline:
-            server.kill()
-            raise NotApplicable("FUSE does not mount here")
-        time.sleep(0.01)
+def served(program: Path, backing: Path, mount: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A mount of ``backing`` by a FUSE program."""
     try:
-        yield server
-    finally:
-        subprocess.run(["umount", "--lazy", mount], check=False)
-        try:
-            server.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        with fuse.served(program, backing, mount, *arguments, mount=mount) as server:
+            yield server
+    except fuse.CannotMount as reason:
+        raise NotApplicable(str(reason)) from None
 
 
 @contextlib.contextmanager
@@ -44,7 +32,7 @@ def two_hosts(backing: Path) -> Iterator[tuple[Path, Path]]:
     mounts = [backing.with_name(name) for name in ("host1", "host2")]
     with contextlib.ExitStack() as stack:
         for mount in mounts:
-            stack.enter_context(served([sys.executable, SLOW_FILESYSTEM, backing, mount, "local"], mount))
+            stack.enter_context(served(SLOW_FILESYSTEM, backing, mount, "local"))
         yield mounts[0], mounts[1]
 
 
@@ -52,7 +40,7 @@ def two_hosts(backing: Path) -> Iterator[tuple[Path, Path]]:
 def loses_unsynced(cache: Path) -> Iterator[Callable[[], None]]:
     """The cache on a file system that loses power when the yielded function is called."""
     backing = cache.rename(cache.with_name("backing"))
-    with served([sys.executable, HERE / "unsynced_filesystem.py", backing, cache], cache) as server:
+    with served(HERE / "unsynced_filesystem.py", backing, cache) as server:
 
         def lose_power() -> None:
             os.kill(server.pid, 10)  # SIGUSR1
@@ -108,9 +96,8 @@ def control_group(controller: str, file: str, value: int, root: Path) -> Iterato
             stack.callback(subprocess.run, ["umount", "--lazy", top], check=False)
         elif not (top / "cgroup.procs").exists():
             top = Path("/sys/fs/cgroup")
-        group = top / f"torture-{os.getpid()}"
         try:
-            group.mkdir(exist_ok=True)
+            group = Path(tempfile.mkdtemp(prefix="torture-", dir=top))
             (group / file).write_text(str(value))
         except OSError as error:
             raise NotApplicable(f"no control group for {controller}: {error}") from None

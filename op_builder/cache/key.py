@@ -349,6 +349,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         import sysconfig
 
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
+        parts["python headers"] = sys.version  # with the date of its build
     flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
     flags += [flag for source in plan.sources for flag in source.flags]
     if any(flag.endswith("=native") for flag in flags):
@@ -358,7 +359,8 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     return PlanKey(parts)
 
 
-COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables")
+# Without a compiler, an entry counts whatever these were.
+COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables", "python headers")
 
 
 def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:

@@ -22,3 +22,9 @@ def main(load: Callable[[Path, list[str]], Callable[[], int]]) -> None:
         print("value", load(sources, flags)(), flush=True)
     if "TORTURE_OTHER" in os.environ:
         print("value", load(Path(os.environ["TORTURE_OTHER"]), flags)(), flush=True)
+    print("cpu_s", sum(os.times()[:4]), flush=True)
+
+
+def parts(sources: Path) -> list[str]:
+    """More C++ sources of the op, where a case needs several."""
+    return sorted(map(str, sources.glob("part*.cpp")))

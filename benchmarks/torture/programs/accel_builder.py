@@ -1,6 +1,6 @@
 """An op builder of this project."""
 
-from _main import main
+from _main import main, parts
 
 from op_builder import CPUOpBuilder
 
@@ -13,7 +13,7 @@ class TortureBuilder(CPUOpBuilder):
         self.directory, self.flags = directory, flags
 
     def sources(self):
-        return [str(self.directory / "op.cpp")]
+        return [str(self.directory / "op.cpp"), *parts(self.directory)]
 
     def include_paths(self):
         return [str(self.directory / "first"), str(self.directory)]

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from _main import main
+from _main import main, parts
 
 from op_builder.engine import Binding, Recipe, build_library
 
@@ -11,7 +11,7 @@ def load_op(sources, flags):
     recipe = Recipe(
         "torture",
         Binding.PYTHON,
-        sources=(str(sources / "op.cpp"),),
+        sources=(str(sources / "op.cpp"), *parts(sources)),
         include_dirs=(str(sources / "first"), str(sources)),
         cxx_flags=("-DTORCH_EXTENSION_NAME=torture", *flags),
     )

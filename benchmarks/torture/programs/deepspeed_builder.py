@@ -2,7 +2,7 @@
 
 import os
 
-from _main import main
+from _main import main, parts
 from deepspeed.ops.op_builder.cpu.builder import CPUOpBuilder
 
 
@@ -18,7 +18,7 @@ class TortureBuilder(CPUOpBuilder):
         return "deepspeed.ops.torture_op"
 
     def sources(self):
-        return [str(self.directory / "op.cpp")]
+        return [str(self.directory / "op.cpp"), *parts(self.directory)]
 
     def include_paths(self):
         return [str(self.directory / "first"), str(self.directory)]

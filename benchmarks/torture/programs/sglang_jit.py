@@ -1,6 +1,6 @@
 """SGLang's ``load_jit``, for a source without CUDA code that exports its function itself."""
 
-from _main import main
+from _main import main, parts
 from sglang.kernels.jit.utils.compile import load_jit
 
 
@@ -8,7 +8,7 @@ def load_op(sources, flags):
     includes = [str(sources / "first"), str(sources)]
     module = load_jit(
         "torture",
-        cpp_files=[str(sources / "op_tvm_ffi.cpp")],
+        cpp_files=[str(sources / "op_tvm_ffi.cpp"), *parts(sources)],
         extra_cflags=flags,
         extra_include_paths=includes,
         header_only=False,

@@ -2,7 +2,7 @@
 
 import os
 
-from _main import main
+from _main import main, parts
 from torch.utils.cpp_extension import load
 
 
@@ -10,7 +10,7 @@ def load_op(sources, flags):
     includes = [str(sources / "first"), str(sources)]
     return load(
         "torture",
-        [str(sources / "op.cpp")],
+        [str(sources / "op.cpp"), *parts(sources)],
         extra_include_paths=includes,
         extra_cflags=flags,
         verbose="TORTURE_LOG" in os.environ,

@@ -5,12 +5,10 @@ Whatever a host knows late, no load fails, and nothing damaged is opened.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
-from tests.support import processes
+from tests.support import fuse
 from tests.support.processes import QuickBuilder, assert_whole, fork, load_with_log, quick, wait_for
 from tests.support.waiting import wait_until
 
@@ -28,32 +26,10 @@ _NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
 
 
 class Host:
-    """One host that has mounted the shared directory ``backing``: its name, and the process that serves the mount."""
+    """One host: its name, and its mount of the shared directory."""
 
-    def __init__(self, name: str, backing: Path, locks: str) -> None:
-        self.name, self.log = name, backing.with_name(f"{name}.log")
-        self.mount = backing.with_name(name)
-        self.mount.mkdir()
-        program = Path(processes.__file__).with_name("slow_filesystem.py")
-        printed = backing.with_name(f"{name}.txt")
-        with printed.open("w") as file:
-            command = [sys.executable, program, backing, self.mount, locks]
-            self.server = subprocess.Popen(command, stdout=file, stderr=file)
-        wait_until(lambda: os.path.ismount(self.mount) or self.server.poll() is not None)
-        if self.server.poll() is not None:
-            text = printed.read_text()
-            if "fuse: " in text:  # it has no leave to mount
-                pytest.skip(f"FUSE does not mount here: {text.strip().splitlines()[0]}")
-            pytest.fail(text)
-
-    def unmount(self) -> None:
-        # Lazily: whatever still has a file open must not keep the suite.
-        subprocess.run(["umount", "--lazy", self.mount], check=False)
-        try:
-            self.server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self.server.kill()
-            self.server.wait()
+    def __init__(self, mount: Path) -> None:
+        self.name, self.mount, self.log = mount.name, mount, mount.with_name(f"{mount.name}.log")
 
     @property
     def cache(self) -> Cache:
@@ -99,22 +75,18 @@ class Site:
 @pytest.fixture
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     """Two hosts, with the locks that the test's parameter names."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("mounting needs root and /dev/fuse")
-    try:
-        import mfusepy  # noqa: F401
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no FUSE for Python: {error}")
     backing = tmp_path / "server"
     backing.mkdir()
-    hosts: list[Host] = []
+    mounts = [tmp_path / name for name in ("one", "other")]
+    program = Path(fuse.__file__).with_name("slow_filesystem.py")
     try:
-        for name in ("one", "other"):
-            hosts.append(Host(name, backing, request.param))
-        yield Site(Cache(backing / "cache"), *hosts, quick(tmp_path / "op", hosts[0].cache), request.param)
-    finally:
-        for host in hosts:
-            host.unmount()
+        with contextlib.ExitStack() as stack:
+            for mount in mounts:
+                stack.enter_context(fuse.served(program, backing, mount, request.param, mount=mount))
+            one, other = map(Host, mounts)
+            yield Site(Cache(backing / "cache"), one, other, quick(tmp_path / "op", one.cache), request.param)
+    except fuse.CannotMount as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize("site", ["shared", "ENOLCK"], indirect=True)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +9,9 @@ import pytest
 
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.ops.io.async_io import AsyncIOModule
-from tests import support
+from tests.support import fuse
 
-SUPPORT = Path(support.__file__).parent
+SUPPORT = Path(fuse.__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,28 +47,10 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[Path]:
     """A mount whose files fail as their names say: see faulty_filesystem.py."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("mounting needs root and /dev/fuse")
+    (tmp_path / "backing").mkdir()
+    mount = tmp_path / "mount"
     try:
-        import mfusepy  # noqa: F401
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no FUSE for Python: {error}")
-    backing, mount, log = tmp_path / "backing", tmp_path / "mount", tmp_path / "log"
-    backing.mkdir()
-    mount.mkdir()
-    with log.open("w") as file:
-        command = [sys.executable, SUPPORT / "faulty_filesystem.py", backing, mount]
-        server = subprocess.Popen(command, stdout=file, stderr=file)
-    while not os.path.ismount(mount):
-        if server.poll() is not None:
-            if "fuse: " in log.read_text():
-                pytest.skip(f"FUSE does not mount here: {log.read_text().strip().splitlines()[0]}")
-            pytest.fail(log.read_text())
-        time.sleep(0.02)
-    yield mount
-    subprocess.run(["umount", "--lazy", mount], check=False)
-    try:
-        server.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+        with fuse.served(SUPPORT / "faulty_filesystem.py", tmp_path / "backing", mount, mount=mount):
+            yield mount
+    except fuse.CannotMount as reason:
+        pytest.skip(str(reason))

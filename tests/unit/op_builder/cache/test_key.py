@@ -31,7 +31,12 @@ def test_torchs_headers_and_the_abis_count_where_the_binding_is_torchs_own(
     small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [key_of(small, binding=binding) for binding in (Binding.STABLE, Binding.TORCH)]
-    assert set(before[1].parts) - set(before[0].parts) == {"python abi", "torch c++ abi", "torch headers"}
+    assert set(before[1].parts) - set(before[0].parts) == {
+        "python abi",
+        "python headers",
+        "torch c++ abi",
+        "torch headers",
+    }
     monkeypatch.setattr("op_builder.cache.key.header_stamp", lambda *_: "2.99.0")
     assert key_of(small).digest == before[0].digest
     assert key_of(small, binding=Binding.TORCH).digest != before[1].digest
