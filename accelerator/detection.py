@@ -165,8 +165,11 @@ def _selection_error(
         )
     other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:
-        allowed = ", ".join(dict.fromkeys(candidate.name for candidate in candidates))
-        return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {allowed}.", f"S{other[1:]}")
+        from op_builder.messages import did_you_mean
+
+        names = list(dict.fromkeys(candidate.name for candidate in candidates))
+        remedy = f"{did_you_mean(name, names)} S{other[1:]}".lstrip()
+        return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {', '.join(names)}.", remedy)
     reason = rejected[0][1]
     if len(rejected) > 1:
         reason = "; ".join(f"{candidate.label}: {reason}" for candidate, reason in rejected)

@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         print(error, file=sys.stderr)
         return 2
     pip = f"{python()} -m pip install" if PathFinder.find_spec("pip") else f"uv pip install --python {python()}"
-    print(f"Created {directory}. Next:\n  cd {shlex.quote(str(directory))}\n  {pip} . pytest\n  {python()} -m pytest")
+    print(
+        f"Created {directory}. Next:\n  cd {shlex.quote(str(directory))}\n  {pip} -e . pytest\n  {python()} -m pytest"
+    )
     return 0
 
 
