@@ -18,7 +18,11 @@ from op_builder.catalog.index import markdown_table  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
+IN_SOURCES_ONLY = "In a checkout, `make docs` fills in the generated parts of this page.\n"
 HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
+# Inline code, not a block, and the places where it may be broken into lines.
+INLINE_CODE = re.compile(r"(?<=<code>)(?<!<span></span><code>)[^<]+")
+BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 
@@ -35,13 +39,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
     if page.file.src_uri == "reference/ops.md":
         markdown = markdown.replace("<!-- generated: ops -->", markdown_table())
+    markdown = markdown.replace(IN_SOURCES_ONLY, "")
     markdown = HELP.sub(lambda command: command_help(command[1]), markdown)
     return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret."""
-    return ROLE.sub(r"\1", html)
+    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret; let long code wrap."""
+    return INLINE_CODE.sub(lambda code: BREAK.sub("<wbr>", code[0]), ROLE.sub(r"\1", html))
 
 
 def repository_link(link: re.Match[str], page: str) -> str:
