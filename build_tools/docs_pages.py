@@ -20,9 +20,8 @@ LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
 IN_SOURCES_ONLY = "In a checkout, `make docs` fills in the generated parts of this page.\n"
 HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
-# Inline code, not a block, and the places where it may be broken into lines.
-INLINE_CODE = re.compile(r"(?<=<code>)(?<!<span></span><code>)[^<]+")
-BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")
+CELL, CODE = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=<code>)[^<]+")
+BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line of code in a table may end
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 
@@ -46,7 +45,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Remove the roles of Sphinx, which docstrings contain and this site does not interpret; let long code wrap."""
-    return INLINE_CODE.sub(lambda code: BREAK.sub("<wbr>", code[0]), ROLE.sub(r"\1", html))
+    return CELL.sub(wrapping, ROLE.sub(r"\1", html))
+
+
+def wrapping(cell: re.Match[str]) -> str:
+    """A table's cell, in which long code may wrap."""
+    return CODE.sub(lambda code: BREAK.sub("<wbr>", code[0]), cell[0])
 
 
 def repository_link(link: re.Match[str], page: str) -> str:
