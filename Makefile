@@ -82,6 +82,7 @@ bench: $(READY)
 
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "Built site/. To read it: $(BIN)/python -m http.server -d site"
 
 # In an environment of its own: the tests in .venv must not find ziglang.
 release:

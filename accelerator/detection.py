@@ -161,7 +161,8 @@ def _selection_error(
     if name is None:
         reasons = "".join(f"\n  {candidate.label}: {reason}" for candidate, reason in rejected)
         return AcceleratorSelectionError(
-            f"No accelerator can be used, not even the CPU:{reasons}", "Check the installation of torch."
+            f"No accelerator can be used, not even the CPU:{reasons}",
+            "Install torch >= 2.10; if it is installed, fix the error of `python -c 'import torch'`.",
         )
     other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:

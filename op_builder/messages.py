@@ -15,9 +15,9 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """A number with its noun: ``1 entry``, ``2 entries``."""
-    return f"{number} {one if number == 1 else many}"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: ``1 rank``, ``2 ranks``; ``plural`` is one that does not end in ``s`` alone."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:

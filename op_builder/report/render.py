@@ -179,7 +179,7 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
             "CPU",
             cpu
             if "error" in cpu
-            else f"{cpu['model']}, {counted(cpu['cores'], 'core', 'cores')}; instruction set {cpu['isa']} "
+            else f"{cpu['model']}, {counted(cpu['cores'], 'core')}; instruction set {cpu['isa']} "
             f"of {', '.join(cpu['isas_supported'])}",
         ),
         (

@@ -77,7 +77,8 @@ def guarded(name: str, make: Callable[[], T]) -> T | Failed:
         logger.debug("%s failed.", name, exc_info=True)
         text = str(error).rstrip(".")
         return Failed(
-            name, Rejection(f"The check itself failed: {type(error).__name__}: {text}.", "Report this to its author.")
+            name,
+            Rejection(f"The check itself failed: {type(error).__name__}: {text}.", "Report this to the op's author."),
         )
 
 

@@ -258,5 +258,5 @@ def _complete(
 def _interrupted(by: str) -> CommunicationError:
     return CommunicationError(
         f"{by} ended the collective before it was finished.",
-        "Check the exception that interrupted it. The ranks need a new group.",
+        "Check the exception that interrupted it. Create a new group for the ranks.",
     )
