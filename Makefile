@@ -19,8 +19,8 @@ EXTRAS ?=
 ARGS ?=
 # A constraint file in pip's own configuration may exclude the chosen torch, so ours replaces it.
 # On a terminal pip shows its progress; elsewhere each step is one line.
-PIP_INSTALL := $(if $(TORCH),PIP_CONSTRAINT=$(CONSTRAINTS) )$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) \
-  --disable-pip-version-check -c $(CONSTRAINTS)
+PIP_INSTALL := quiet=; test -t 1 || quiet=--quiet; $(if $(TORCH),PIP_CONSTRAINT=$(CONSTRAINTS) )$(BIN)/python -m pip \
+  install $$quiet --disable-pip-version-check -c $(CONSTRAINTS)
 MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 
 .PHONY: help demo test lint format bench docs release clean
@@ -82,6 +82,7 @@ bench: $(READY)
 
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "Built site/. To read it: $(BIN)/python -m http.server -d site"
 
 # In an environment of its own: the tests in .venv must not find ziglang.
 release:

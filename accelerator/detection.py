@@ -161,12 +161,16 @@ def _selection_error(
     if name is None:
         reasons = "".join(f"\n  {candidate.label}: {reason}" for candidate, reason in rejected)
         return AcceleratorSelectionError(
-            f"No accelerator can be used, not even the CPU:{reasons}", "Check the installation of torch."
+            f"No accelerator can be used, not even the CPU:{reasons}",
+            "Install torch >= 2.10; if it is installed, fix the error of `python -c 'import torch'`.",
         )
     other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:
-        allowed = ", ".join(dict.fromkeys(candidate.name for candidate in candidates))
-        return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {allowed}.", f"S{other[1:]}")
+        from op_builder.messages import did_you_mean
+
+        names = list(dict.fromkeys(candidate.name for candidate in candidates))
+        remedy = f"{did_you_mean(name, names)} S{other[1:]}".lstrip()
+        return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {', '.join(names)}.", remedy)
     reason = rejected[0][1]
     if len(rejected) > 1:
         reason = "; ".join(f"{candidate.label}: {reason}" for candidate, reason in rejected)

@@ -105,7 +105,9 @@ def _version(distribution: str) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m accelerator.report", description=(__doc__ or "").partition(": ")[2], epilog=_EPILOG
+        prog="python -m accelerator.report",
+        description="Show the accelerator of this machine, what it can do, and why it was chosen.",
+        epilog=_EPILOG,
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object; sizes are bytes")
     options = parser.parse_args(arguments)

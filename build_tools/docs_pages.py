@@ -18,7 +18,10 @@ from op_builder.catalog.index import markdown_table  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
+IN_SOURCES_ONLY = "In a checkout, `make docs` fills in the generated parts of this page.\n"
 HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
+CELL, CODE = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=<code>)[^<]+")
+BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line of code in a table may end
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 
@@ -35,13 +38,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
     if page.file.src_uri == "reference/ops.md":
         markdown = markdown.replace("<!-- generated: ops -->", markdown_table())
+    markdown = markdown.replace(IN_SOURCES_ONLY, "")
     markdown = HELP.sub(lambda command: command_help(command[1]), markdown)
     return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret."""
-    return ROLE.sub(r"\1", html)
+    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret; let long code wrap."""
+    return CELL.sub(wrapping, ROLE.sub(r"\1", html))
+
+
+def wrapping(cell: re.Match[str]) -> str:
+    """A table's cell, in which long code may wrap."""
+    return CODE.sub(lambda code: BREAK.sub("<wbr>", code[0]), cell[0])
 
 
 def repository_link(link: re.Match[str], page: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from op_builder.errors import EnvironmentValueError
+from op_builder.messages import did_you_mean
 
 T = TypeVar("T")
 
@@ -389,6 +390,15 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
 def of_another_program(name: str) -> str | None:
     """The value of a variable that only another program reads, or None if it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def misspelled() -> dict[str, str]:
+    """The variables ``ACCEL_...`` that are set and that nothing reads, but similar to one; with the suggestion."""
+    known = [variable.name for variable in VARIABLES if variable.name.startswith("ACCEL_")]
+    prefix = ACCEL_BUILD_OP.name.partition("<")[0]  # other packages' ops have such variables, too
+    others = [name for name in sorted(os.environ) if name.startswith("ACCEL_") and not name.startswith(prefix)]
+    near = {name: did_you_mean(name, known, common="ACCEL_") for name in others if name not in known}
+    return {name: suggestion for name, suggestion in near.items() if suggestion}
 
 
 def build_switches() -> dict[str, bool]:

@@ -15,8 +15,13 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: ``1 rank``, ``2 ranks``; ``plural`` is one that does not end in ``s`` alone."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
-    """``Did you mean A or B?`` with the most similar of the known names; empty if none is similar.
+    """``Did you mean A, B or C?`` with the most similar of the known names; empty if none is similar.
 
     Args:
         common: a part that all names have. It does not count, because it would make all of them similar.
@@ -26,7 +31,9 @@ def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
     by_distinct = {each.replace(common, ""): each for each in known}
     wanted = name.replace(common, "")
     near = [wanted] if wanted in by_distinct else difflib.get_close_matches(wanted, by_distinct)
-    return f"Did you mean {' or '.join(by_distinct[each] for each in near)}?" if near else ""
+    names = [by_distinct[each] for each in near]
+    first = ", ".join(names[:-1])
+    return f"Did you mean {f'{first} or ' if first else ''}{names[-1]}?" if names else ""
 
 
 @functools.cache

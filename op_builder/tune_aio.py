@@ -89,12 +89,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="where to write the settings (default: aio_settings.json)")  # fmt: skip
     add("--json", action="store_true", help="print all measurements as one JSON object")
     options = parser.parse_args(arguments)
-    engines, reasons = _engines(options.engine)
-    grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
-    seconds = options.seconds or (0.05 if options.quick else 0.15)
     if not os.path.isdir(options.output.absolute().parent):  # Path.is_dir() raises for a name that is too long
         raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or pass another --output.")
+    _require_room(options.directory, size_bytes)
+    engines, reasons = _engines(options.engine)  # compiles the op at its first use
+    grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
+    seconds = options.seconds or (0.05 if options.quick else 0.15)
     console = Console(stderr=True)
     with console.status("writing the scratch file") as status, bench(options.directory, size_bytes, seconds) as measure:
         found, failed = search(grid, measure, lambda settings: status.update(f"measuring {' '.join(_row(settings))}"))
@@ -115,6 +116,18 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     else:
         _print(found, failed, reasons, options.output)
     return 0
+
+
+def _require_room(directory: Path, size_bytes: int) -> None:
+    if not os.path.isdir(directory):  # Path.is_dir() raises for a name that is too long
+        what = "not a directory" if os.path.exists(directory) else "missing"
+        raise AccelError(f"{directory} is {what}.", "Pass a directory on the disk to measure.")
+    free = shutil.disk_usage(directory).free
+    if free < size_bytes + _SPARE_BYTES:
+        raise AccelError(
+            f"{directory} has {size_text(free)} free; {size_text(size_bytes + _SPARE_BYTES)} are needed.",
+            f"Free some, or pass a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
+        )
 
 
 def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -196,22 +209,13 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
     """A function that measures settings on a scratch file. The file has no name, so it ends with this process.
 
     Raises:
-        AccelError: the directory is missing or cannot be written, or the disk has too little space.
+        AccelError: the directory cannot be written.
     """
     import torch  # --help and bad options need neither
 
     from op_builder.ops.declare import load_host
     from op_builder.ops.io.async_io import OP
 
-    if not os.path.isdir(directory):  # Path.is_dir() raises for a name that is too long
-        what = "not a directory" if os.path.exists(directory) else "missing"
-        raise AccelError(f"{directory} is {what}.", "Pass a directory on the disk to measure.")
-    free = shutil.disk_usage(directory).free
-    if free < size_bytes + _SPARE_BYTES:
-        raise AccelError(
-            f"{directory} has {size_text(free)} free; {size_text(size_bytes + _SPARE_BYTES)} are needed.",
-            f"Free some, or pass a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
-        )
     try:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
     except OSError as error:

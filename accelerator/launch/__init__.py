@@ -46,5 +46,5 @@ def plan_binding(ranks: int, cpus: Iterable[int] | str | None = None) -> tuple[R
     else:
         listed = frozenset(cpus) if isinstance(cpus, Iterable) else frozenset([None])
         if not all(type(cpu) is int for cpu in listed):
-            raise BindingError(f"plan_binding: cpus is {cpus!r}, which is no list of numbers.", "Pass CPUs' numbers.")
+            raise BindingError(f"plan_binding: cpus is {cpus!r}, not a list of numbers.", "Pass CPUs' numbers.")
     return binding.plan_binding(read_topology(HostFiles(), own_affinity()), ranks, listed)

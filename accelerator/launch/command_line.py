@@ -19,11 +19,12 @@ from accelerator.launch.hosts import Host, choose_hosts, host_of, is_host_name, 
 from accelerator.launch.job import Job
 from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
-from accelerator.launch.plan import HostPlan, forwarded, plan_host, plural, read_environment_files
+from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files
 from accelerator.launch.processes import guarded, log, log_plan, set_log_level
 from accelerator.launch.topology import Topology, format_list, own_affinity, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
+from op_builder.messages import counted
 from op_builder.system.cgroups import HostFiles
 from op_builder.system.target import require_supported
 
@@ -128,7 +129,7 @@ def make_job(options: argparse.Namespace) -> Job:
 def _only_this_host(options: argparse.Namespace, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     """This host's part of a launch without ssh; sets the options of the others' meeting."""
     if options.node_rank >= len(hosts):
-        found = f"--node_rank {options.node_rank}: the hostfile has {plural(len(hosts), 'host')}."
+        found = f"--node_rank {options.node_rank}: the hostfile has {counted(len(hosts), 'host')}."
         raise LaunchError(found, f"Use 0 to {len(hosts) - 1}, the position of this host in the hostfile.")
     from accelerator.launch.remote import master_address
 

@@ -11,11 +11,11 @@ from typing import Any
 from accelerator.errors import BindingError
 from accelerator.launch.hosts import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.plan import HostPlan, assignments, plural
+from accelerator.launch.plan import HostPlan, assignments
 from accelerator.launch.processes import helper_process
 from accelerator.launch.remote import commands, master_address
 from accelerator.launch.topology import Core, Node, Topology, format_list
-from op_builder.messages import size_text
+from op_builder.messages import counted, size_text
 
 
 def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path) -> list[str]:
@@ -25,9 +25,9 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
     where = f"{master_address(job)} port {job.master_port or DEFAULT_PORT}"
     if is_local and job.num_nodes == 1 and job.master_port is None:
         where = "any free port of this host"
-    lines = [f"launcher: {job.launcher}, {plural(total, 'rank')} on {plural(len(job.hosts), 'host')}"]
+    lines = [f"launcher: {job.launcher}, {counted(total, 'rank')} on {counted(len(job.hosts), 'host')}"]
     if is_local:
-        of_all = f"{total} of {plural(total * job.num_nodes, 'rank')} (host {job.node_rank} of {job.num_nodes})"
+        of_all = f"{total} of {counted(total * job.num_nodes, 'rank')} (host {job.node_rank} of {job.num_nodes})"
         lines = [f"launcher: torchrun, for {of_all}"]
     lines += [f"rendezvous: {where}", f"command of each rank: {shlex.join(job.program)}"]
     if is_local:
@@ -79,11 +79,11 @@ def draw(topology: Topology, plan: HostPlan) -> list[str]:
         groups.setdefault(", ".join([f"socket {core.package}", *home]), []).append(core)
     for place, cores in groups.items():
         cpus = format_list(cpu for core in cores for cpu in core.cpus)
-        lines.append(f"  {place}: {plural(len(cores), 'core')}, CPU {cpus}")
+        lines.append(f"  {place}: {counted(len(cores), 'core')}, CPU {cpus}")
     for node in topology.numa_nodes:
         if not node.cpus:
             lines.append(f"  {_title(node)}: {'high-bandwidth memory' if node.is_hbm else 'memory without cores'}")
-    lines.append(f"With --bind_cores_to_rank {plural(plan.ranks, 'rank')} would get")
+    lines.append(f"With --bind_cores_to_rank {counted(plan.ranks, 'rank')} would get")
     lines += [f"  r{rank}  {plan.describe(rank)}" for rank in range(len(plan.bindings))]
     bound = {cpu for binding in plan.bindings for cpu in binding.cpus}
     if plan.bindings and (free := topology.allowed_cpus - bound):
@@ -104,10 +104,10 @@ LAUNCHER_FORMATS: dict[str, Callable[[list[str]], list[str]]] = {
 def _headline(topology: Topology) -> str:
     parts = [
         topology.model,
-        plural(len({core.package for core in topology.cores}), "socket"),
-        plural(max(1, len({node.cpus for node in topology.numa_nodes if node.cpus})), "NUMA node") + " with cores",
-        plural(len(topology.cores), "core"),
-        plural(sum(len(core.cpus) for core in topology.cores), "CPU"),
+        counted(len({core.package for core in topology.cores}), "socket"),
+        counted(max(1, len({node.cpus for node in topology.numa_nodes if node.cpus})), "NUMA node") + " with cores",
+        counted(len(topology.cores), "core"),
+        counted(sum(len(core.cpus) for core in topology.cores), "CPU"),
         f"CPU quota of {topology.quota_cores:g} cores" if topology.quota_cores is not None else "",
     ]
     return ", ".join(filter(None, parts))

@@ -63,7 +63,7 @@ def text_of(path: Path, data: bytes) -> str:
 
 def unreadable(path: Path, error: OSError) -> LaunchError:
     """The error for a file of the user's that the system refuses to read."""
-    return LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it a readable file.")
+    return LaunchError(f"{path} cannot be read: {error.strerror}.", "Correct its permissions, or name another file.")
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
@@ -112,7 +112,7 @@ def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
     )
     chosen = tuple(host for host in left if host.chosen)
     if not chosen:
-        raise LaunchError(f"--exclude {exclude!r} excludes all slots of all hosts.", "Exclude less.")
+        raise LaunchError(f"--exclude {exclude!r} excludes all slots of all hosts.", "Exclude fewer hosts or slots.")
     return chosen
 
 

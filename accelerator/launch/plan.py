@@ -16,6 +16,7 @@ from accelerator.launch.binding import RankBinding, parse_core_list, plan_bindin
 from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
+from op_builder.messages import counted
 
 FILE_NAME = ".accel_env"
 _DEEPSPEEDS_NAME = ".deepspeed_env"
@@ -64,7 +65,7 @@ class HostPlan:
         """The bindings, a line for each rank."""
         lines = [f"local rank {rank}: {self.describe(rank)}" for rank in range(len(self.bindings))]
         if not lines and self.thread_variables:
-            lines.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(self.thread_variables)} for each")
+            lines.append(f"{counted(self.ranks, 'unbound rank')}, {assignments(self.thread_variables)} for each")
         return lines
 
 
@@ -87,10 +88,6 @@ def plan_host(job: Job, host: Host, topology: Topology, given: Mapping[str, str]
     thread_variables, notes = check_threads(threads, given)
     devices = visible_devices(job.device_variables, given, host.chosen)
     return HostPlan(ranks, bindings, threads, {**devices, "LOCAL_SIZE": str(ranks), **thread_variables}, notes)
-
-
-def plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def assignments(variables: Mapping[str, str]) -> str:

@@ -21,9 +21,9 @@ from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[a
 from accelerator.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, exit_status
-from accelerator.launch.plan import plural
 from accelerator.launch.processes import END_SIGNALS, VARIABLE, end_processes_of, handled_signals, helper_process, log
 from op_builder import env
+from op_builder.messages import counted
 from op_builder.system.listener import listen
 
 _MEETING_TIMEOUT_S = 15 * 60
@@ -131,7 +131,7 @@ class _Supervisor:
                     break
                 _set(store, f"{attempt}/failed")
                 cause = "Ranks of other hosts have failed." if failure is None else str(failure)
-                log(f"{cause}\nAll ranks are restarted; {plural(left - 1, 'restart')} left.", "warning")
+                log(f"{cause}\nAll ranks are restarted; {counted(left - 1, 'restart')} left.", "warning")
                 self._stop(signal.SIGTERM)
                 end_processes_of(self._job.part, self._job.grace_s)  # before the next attempt
             if failure is None:

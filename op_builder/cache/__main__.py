@@ -19,7 +19,7 @@ from op_builder.cache.removal import folder
 from op_builder.cache.store import Cache
 from op_builder.command_line import parse_size, printable, reports_errors, run_main
 from op_builder.errors import AccelError, CacheError
-from op_builder.messages import size_text
+from op_builder.messages import counted, size_text
 from op_builder.system.outcomes import Rejection
 
 _NO_GROUP = (1 << 32) - 1  # (gid_t)-1: no group; no id is larger
@@ -256,7 +256,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, help_text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, parents=[common], help=help_text)
+        description = f"{help_text[0].upper()}{help_text[1:]}."
+        return commands.add_parser(name, parents=[common], help=help_text, description=description)
 
     init = add("init", "make a cache for several users")
     sharers = init.add_mutually_exclusive_group(required=True)
@@ -268,7 +269,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     sharers.add_argument("--readers", action="store_true", help="all users read it; only you write it")
     add("list", "list all entries, the most recently used first")
-    add("info", "show everything about the entries of one op").add_argument("op", metavar="OP")
+    add("info", "show everything about the entries of one op").add_argument(
+        "op", metavar="OP", help="its name, such as cpu_adam"
+    )
     verify = add("verify", "check every binary; set damaged entries aside")
     verify.add_argument(
         "--rebuild", action="store_true", help="also compile each op again, and report binaries with other bytes"
@@ -289,9 +292,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     prune.add_argument("--unused", action="store_true", help="remove all but the most recently used entry of each op")
     add("clear", "remove everything: entries, logs, locks, memos")
     export = add("export", "write entries into a file for another machine")
-    export.add_argument("file", type=Path, metavar="FILE")
+    export.add_argument("file", type=Path, metavar="FILE", help="the file to write")
     export.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
-    add("import", "add the entries of an exported file").add_argument("file", type=Path, metavar="FILE")
+    add("import", "add the entries of an exported file").add_argument(
+        "file", type=Path, metavar="FILE", help="the file that export wrote"
+    )
     return parser
 
 
@@ -338,7 +343,7 @@ def _seconds(text: str) -> float:
 
 
 def _entries(found: Sequence[object]) -> str:
-    return "1 entry" if len(found) == 1 else f"{len(found)} entries"
+    return counted(len(found), "entry", "entries")
 
 
 def _ago(moment: float) -> str:

@@ -87,7 +87,7 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
         partial.chmod(0o644)
         partial.replace(path)
     except OSError as error:
-        raise CacheError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
+        raise CacheError(f"{path} cannot be written: {error.strerror}.", "Pass another FILE.") from error
     finally:
         if partial is not None:
             partial.unlink(missing_ok=True)

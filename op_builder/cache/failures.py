@@ -17,7 +17,7 @@ from op_builder.system.file_contents import mapping_error
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
 _WRITABLE_REMEDY = (
-    "Use a cache directory (ACCEL_CACHE_DIR) that you can write and that is not mounted noexec, or prebuilt ops."
+    "Use a cache directory (ACCEL_CACHE_DIR) that you can write to and that is not mounted noexec, or prebuilt ops."
 )
 
 

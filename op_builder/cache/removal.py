@@ -114,7 +114,7 @@ def _opened(root: Path, names: tuple[str, ...]) -> int | None:
             pass
         except OSError as error:
             place = Path(root, HOME, *names)
-            rejection = Rejection(f"{place} cannot be opened: {error.strerror}.", "Its owner can remove it.")
+            rejection = Rejection(f"{place} cannot be opened: {error.strerror}.", "Remove it as its owner, or as root.")
         if descriptor is not None:
             os.close(descriptor)
     if rejection is not None:

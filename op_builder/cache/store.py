@@ -39,9 +39,9 @@ _NOTE_EVERY_S = 30.0  # less than the time for which pruning keeps a used entry
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
-DAMAGED = Rejection("Its binary does not match its manifest.", "It is built again.")
-CHANGED = Rejection("A header that it was built with has changed.", "It is built again.")
-_UNREADABLE = Rejection("Its manifest cannot be read.", "It is built again.")
+DAMAGED = Rejection("Its binary does not match its manifest.", "load() builds it again.")
+CHANGED = Rejection("A header that it was built with has changed.", "load() builds it again.")
+_UNREADABLE = Rejection("Its manifest cannot be read.", "load() builds it again.")
 
 
 class Entry(NamedTuple):

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     directory = options.directory or Path(options.name)
     create(options.name, directory, [device for device in _DEVICES if getattr(options, device)])
     pip = f"{python()} -m pip install" if PathFinder.find_spec("pip") else f"uv pip install --python {python()}"
-    print(f"Created {directory}. Next:\n  cd {shlex.quote(str(directory))}\n  {pip} . pytest\n  {python()} -m pytest")
+    print(
+        f"Created {directory}. Next:\n  cd {shlex.quote(str(directory))}\n  {pip} -e . pytest\n  {python()} -m pytest"
+    )
     return 0
 
 

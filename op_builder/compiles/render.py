@@ -9,6 +9,7 @@ from typing import Any
 
 from op_builder.command_line import printable
 from op_builder.compiles.ledger_rows import Start
+from op_builder.messages import counted
 
 _HEAD = "  start       s   CPU s  cache          what"
 
@@ -31,12 +32,11 @@ def table(starts: Sequence[Start], since: float) -> str:
 
 def _sums(what: str, starts: Sequence[Start]) -> str:
     if not starts:
-        return f"No compiler {what}."
+        return "Nothing was compiled."
     seconds, cpu = (sum(getattr(start, name) or 0 for start in starts) for name in ("seconds", "cpu_seconds"))
     by_cache = Counter(start.cache for start in starts)
     named = ", ".join(f"{cache} {count}" for cache, count in by_cache.items())
-    compilers = "1 compiler" if len(starts) == 1 else f"{len(starts)} compilers"
-    return f"{compilers} {what}: {seconds:.2f} s, CPU {cpu:.2f} s ({named})."
+    return f"{counted(len(starts), 'compiler')} {what}: {seconds:.2f} s, CPU {cpu:.2f} s ({named})."
 
 
 def line(start: Start) -> str:

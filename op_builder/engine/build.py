@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # A build that takes longer is reported at growing intervals, and so is waiting for another process's build.
 _SILENT_S = 2.0
-_ANNOUNCE_EVERY_S = 60.0
+_ANNOUNCE_EVERY_S = 10.0
 _POLL_S = 0.05
 _ATTEMPTS = 3
 _RECOVERY_S = 1.0  # until the memory and the processes of killed compilers are free again
@@ -331,7 +331,7 @@ def _announced_if_long(
         started, wait_s = time.monotonic(), _SILENT_S
         while not ended.wait(wait_s):
             logger.warning("Still building %s: %s (%.0f s).", what, position, time.monotonic() - started)
-            wait_s = min(3 * wait_s, wait_s + _ANNOUNCE_EVERY_S)
+            wait_s = min(3 * wait_s, _ANNOUNCE_EVERY_S)
 
     reporter = threading.Thread(target=report, name="accel-ops build", daemon=True)
     reporter.start()

@@ -91,7 +91,9 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
         read = read_headers(header, [staging / f"{_ARTIFACT}.d"], stamped, list)
         built = BuildKey(key, *read)
         if saved_since(started_ns, header, built):
-            raise ToolchainError("A header was saved while torch/extension.h was precompiled.", "Run it again.")
+            raise ToolchainError(
+                "A header was saved while torch/extension.h was precompiled.", "Run the command again."
+            )
         build_s = (time.time_ns() - started_ns) / 1e9
         inspection = Inspection("header", (), "not tried")
         return publish(cache, header, staging / _ARTIFACT, built, inspection, build_s, keep=[])

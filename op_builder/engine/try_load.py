@@ -160,7 +160,10 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
             defined, undefined = set(read.defined), {*read.undefined, *read.optional}
             needs = elf.newest_versions(read.versions)
     except ValueError as error:
-        raise LoadError(f"{artifact.name} cannot be read: {error}.", "Is the disk full?") from error
+        raise LoadError(
+            f"{artifact.name} cannot be read: {error}.",
+            "Free space on the disk of the cache.",
+        ) from error
     if toolset.sycl is not None:
         needs[SYCL_LIBRARY] = str(toolset.sycl.major)
     try:

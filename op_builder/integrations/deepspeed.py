@@ -121,7 +121,7 @@ def engine_builder(name: str) -> type[OpBuilder]:
     known = _engine_classes(_deepspeeds_accelerator().get_accelerator().device_name().partition(":")[0])
     if name not in known:
         raise UnknownOpError(
-            f"DeepSpeed has no builder {name!r} for CUDA devices or the CPU.", f"It has: {', '.join(sorted(known))}."
+            f"DeepSpeed has no builder {name!r} for CUDA devices or the CPU.", f"Use one of {', '.join(sorted(known))}."
         )
     return known[name]
 

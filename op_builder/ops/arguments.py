@@ -121,7 +121,8 @@ def step_count(what: str, step: Any) -> float:
         number = math.nan
     if not (number.is_integer() and 0 <= number <= LAST_STEP):
         raise OpArgumentError(
-            f"{what} has step {step!r}; it must be a whole number of at least 0.", "Load an intact state."
+            f"{what} has step {step!r}; it must be a whole number of at least 0.",
+            "Load a state_dict() that an optimizer returned.",
         )
     return number
 

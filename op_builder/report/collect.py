@@ -169,7 +169,7 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
     raise UnknownOpError(
         " ".join(filter(None, [f"Unknown op {name!r}.", *reasons])),
         f"{did_you_mean(name, names)} The ops are: {', '.join(names)}. "
-        "Name an op that no package registers as package.module:Builder.".lstrip(),
+        "Pass package.module:Builder for an op that no package registers.".lstrip(),
     )
 
 

@@ -27,9 +27,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         description="List what does not work on this machine, with the reason and a remedy. For the file of a native "
         "extension or a wheel, list the releases of torch, the Pythons, systems and CPUs with which it loads, and the "
         "symbols that decide; nothing of it is executed.",
-        epilog="Exit status: 1 if a named op does not work, if a library of the file does not load here, the wheel's "
-        "tag does not fit or --run shows something else than predicted; 2 for an unknown op, an unreadable file or an "
-        "environment of --run that cannot be made; otherwise 0.",
+        epilog="Exit status: 1 if a named op does not work, a library in the file does not load here, the wheel's tag "
+        "does not fit, or --run contradicts the prediction; 2 if an op is unknown, the file cannot be read, or --run "
+        "cannot create an environment; otherwise 0.",
     )
     parser.add_argument(
         "ops",
@@ -43,19 +43,18 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         type=_releases,
         default=[],
         metavar="X.Y,...",
-        help="of a file: also predict for CPU builds of these releases",
+        help="with a file: also predict for CPU builds of these releases",
     )
     parser.add_argument(
         "--run",
         action="store_true",
-        help="of a file: load it in throw-away environments with CPU builds of the releases of --torch (default: the "
-        "oldest and the newest that fit), and compare with the prediction",
+        help="with a file: load it in temporary environments with CPU builds of the releases in --torch (default: the "
+        "oldest and the newest that fit), and compare the result with the prediction",
     )
     parser.add_argument(
         "--find-links",
         metavar="URL",
-        help="a directory or page with these builds and all that they need, the only one that --run searches (default: "
-        "PyTorch's index alone)",
+        help="where --run finds these builds and their requirements: a directory or page (default: PyTorch's index)",
     )
     options = parser.parse_args(arguments)
     if files := list(filter(_is_file, options.ops)):

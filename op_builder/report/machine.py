@@ -45,6 +45,7 @@ def environment() -> dict[str, Any]:
         "shared_memory": _shared_memory(),
         "storage_engines": _or_error(_storage_engines),
         "cache": _or_error(_cache),
+        "misspelled_variables": _misspelled_variables(),
         "variables": {variable.name: variable.raw() for variable in env.VARIABLES if variable.raw() is not None},
     }
 
@@ -53,6 +54,7 @@ def parts() -> dict[str, dict[str, Any]]:
     """What ``accel-ops doctor`` checks of the machine, by name; quicker than :func:`environment`."""
     return {
         **_foreign_packages(),
+        **_misspelled_variables(),
         "torch": _or_error(_torch),
         **_toolchains(),
         "cpu": _or_error(_cpu),
@@ -65,6 +67,11 @@ def _foreign_packages() -> dict[str, dict[str, Any]]:
 
     found = _or_error(find)
     return {"packages": found} if "error" in found else found
+
+
+def _misspelled_variables() -> dict[str, dict[str, Any]]:
+    reason = "This variable is set, and nothing reads it."
+    return {name: {"error": reason, "remedy": suggestion} for name, suggestion in env.misspelled().items()}
 
 
 def _toolchains() -> dict[str, Any]:
@@ -169,7 +176,7 @@ def sycl_facts(cache: Cache) -> dict[str, Any]:
         for found in candidates(facts)
     ]
     runtime, devices = facts.runtime, _xpu_devices()
-    described: dict[str, Any] = {"error": "no SYCL runtime with its headers is installed.", "remedy": INSTALL_REMEDY}
+    described: dict[str, Any] = {"error": "No SYCL runtime with its headers is installed.", "remedy": INSTALL_REMEDY}
     if runtime is not None:
         devices += opencl_devices(runtime, cache.memo).devices
         described = {"version": runtime.version, "prefix": str(runtime.prefix), "library": runtime.soname}

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from op_builder.messages import size_text
+from op_builder.messages import counted, size_text
 
 _WIDE = 120  # columns; a wider table has separate columns for reason and remedy
 
@@ -179,7 +179,7 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
             "CPU",
             cpu
             if "error" in cpu
-            else f"{cpu['model']}, {cpu['cores']} cores; instruction set {cpu['isa']} "
+            else f"{cpu['model']}, {counted(cpu['cores'], 'core')}; instruction set {cpu['isa']} "
             f"of {', '.join(cpu['isas_supported'])}",
         ),
         (
@@ -193,12 +193,12 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
             "cache",
             cache["error"]
             if "error" in cache
-            else f"{cache['directory']}, {size_text(cache['size_bytes'])} in {cache['entries']} entries"
-            + ("" if cache["writable"] else ", read-only"),
+            else f"{cache['directory']}, {size_text(cache['size_bytes'])}, "
+            f"{counted(cache['entries'], 'entry', 'entries')}" + ("" if cache["writable"] else ", read-only"),
         ),
     ]
-    rows += environment["foreign_packages"].items()
-    rows += [(name, value) for name, value in environment["variables"].items()]
+    for part in ("foreign_packages", "misspelled_variables", "variables"):
+        rows += environment[part].items()
     return rows
 
 

@@ -83,7 +83,7 @@ def _environment(directory: Path, release: str, find_links: str | None) -> str:
         if not done.ok:
             raise AccelError(
                 f"An environment with torch {release}+cpu cannot be made: {done.errors.strip() or done.output.strip()}",
-                "Name a directory or page with this build and all that it needs by --find-links.",
+                "Pass --find-links with a directory or page that has this build and its requirements.",
             )
     return interpreter
 

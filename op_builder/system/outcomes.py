@@ -77,16 +77,20 @@ def guarded(name: str, make: Callable[[], T]) -> T | Failed:
         logger.debug("%s failed.", name, exc_info=True)
         text = str(error).rstrip(".")
         return Failed(
-            name, Rejection(f"The check itself failed: {type(error).__name__}: {text}.", "Report this to its author.")
+            name,
+            Rejection(f"The check itself failed: {type(error).__name__}: {text}.", "Report this to the op's author."),
         )
 
 
 def rejection_of(outcomes: Iterable[CheckOutcome]) -> Rejection | None:
     """One rejection for all failed checks; None if all passed."""
-    failed = list(dict.fromkeys(failures(outcomes)))
+    failed = failures(outcomes)
     if not failed:
         return None
-    reasons = [failure.reason if len(failed) == 1 else f"{failure.name}: {failure.reason}" for failure in failed]
+    names: dict[str, str] = {}  # by reason: the first check that has it
+    for failure in failed:
+        names.setdefault(failure.reason, failure.name)
+    reasons = [reason if len(names) == 1 else f"{name}: {reason}" for reason, name in names.items()]
     return Rejection(" ".join(reasons), " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy)))
 
 

@@ -114,6 +114,8 @@ def choose(facts: SyclFacts) -> CheckOutcome:
 
 
 _ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh."
+_XPU_REMEDY = "Install torch for XPU: `pip install torch --index-url https://download.pytorch.org/whl/xpu`."
+_IPEX_REMEDY = "Install it: `pip install intel-extension-for-pytorch`."
 
 
 def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
@@ -123,13 +125,9 @@ def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
     if toolchain is SyclToolchain.RTC:
         return _run_time_compiler(facts)
     if toolchain is SyclToolchain.ICPX and facts.torch_xpu is None:
-        return Failed(
-            name, Rejection("torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
-        )
+        return Failed(name, Rejection("torch is not an XPU build.", _XPU_REMEDY))
     if toolchain is SyclToolchain.IPEX and not facts.has_ipex:
-        return Failed(
-            name, Rejection("intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
-        )
+        return Failed(name, Rejection("intel_extension_for_pytorch is not installed.", _IPEX_REMEDY))
     if facts.icpx is None:
         return Failed(name, Rejection("icpx is not on PATH.", _ICPX_REMEDY))
     if facts.ahead_runtime is None:

@@ -209,7 +209,7 @@ def compare_calls(across: Across, layout: Layout, text: str) -> None:
     other = next((host for host in others if calls[host] != calls[layout.host]), others[0])
     raise CommunicationError(
         f"Rank {layout.rank} called {text}, rank {layout.hosts[other][0]} called {calls[other]}.",
-        "Call the same collectives in the same order on all ranks of a group. The ranks need a new group.",
+        "Call the same collectives in the same order on all ranks of a group. Create a new group for the ranks.",
     )
 
 

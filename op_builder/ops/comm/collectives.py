@@ -172,7 +172,7 @@ class HierarchicalCollectives:
             ended = changed(
                 error,
                 remedy="Call the same collectives in the same order on all ranks of a group. "
-                "The ranks need a new group.",
+                "Create a new group for the ranks.",
             )
             self._give_up(ended)
             raise ended from error
@@ -224,7 +224,7 @@ class HierarchicalCollectives:
         """Leave the group, and notify all other ranks."""
         failure = error if isinstance(error, CommunicationError) else None
         self._failure = failure or CommunicationError(
-            f"{type(error).__name__} ended a collective.", "The ranks need a new group."
+            f"{type(error).__name__} ended a collective.", "Create a new group for the ranks."
         )
         self._note.leave(self._failure.message + self._rank_in_group(error))
         self.close()

@@ -161,7 +161,7 @@ class Meeting:
             raise SharedMemoryCommError(
                 f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to join group "
                 f"{self.key!r}.",
-                "Check why it did not, or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
+                "Read that rank's output or log, or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
                 rank=missing[0],
                 operation="new_group",
                 waited_s=self.timeout_s,

@@ -117,7 +117,11 @@ def shared_memory_check() -> CheckOutcome:
         os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
         return Failed(
-            name, Rejection(f"memfd_create(2) is refused: {error.strerror}.", "Allow it in the sandbox, or use gloo.")
+            name,
+            Rejection(
+                f"memfd_create(2) is refused: {error.strerror}.",
+                "Allow it in the sandbox, for example in its seccomp profile, or use gloo.",
+            ),
         )
     return Passed(name, "memfd_create(2) works")
 

@@ -215,7 +215,7 @@ class WorkQueue:
         if not self._turn.acquire(timeout=timeout_s):
             raise CommunicationError(
                 f"A collective of {self._name} did not finish within {timeout_s:g} s.",
-                "Wait longer, or find the rank that does not take part.",
+                "Read the other ranks' logs to find the one that does not take part, or raise the group's timeout.",
             )
         try:
             if self._is_running:
@@ -258,5 +258,5 @@ def _complete(
 def _interrupted(by: str) -> CommunicationError:
     return CommunicationError(
         f"{by} ended the collective before it was finished.",
-        "Check the exception that interrupted it. The ranks need a new group.",
+        "Check the exception that interrupted it. Create a new group for the ranks.",
     )

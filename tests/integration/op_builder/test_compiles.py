@@ -352,7 +352,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(monkeypatch: pytest.Monke
     while b"ready" not in output:
         output += os.read(terminal, 1000)
     os.write(terminal, b"\x03")
-    while b"No compiler" not in output:
+    while b"Nothing was compiled" not in output:
         output += os.read(terminal, 1000)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     os.close(terminal)

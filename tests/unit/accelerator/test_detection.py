@@ -166,6 +166,7 @@ def test_an_override_without_its_package_or_device_reports_the_requirement(
 def test_an_unknown_name_lists_the_allowed_ones() -> None:
     listed = refusal(ACCEL_ACCELERATOR="tpu").partition("'tpu'; allowed are ")[2].partition(".\n")[0].split(", ")
     assert sorted(listed) == sorted(SUPPORTED_ACCELERATOR_LIST)
+    assert "Did you mean cuda" in refusal(ACCEL_ACCELERATOR="cdua")
 
 
 def test_both_variables_must_be_equal_and_an_empty_one_is_unset() -> None:

@@ -35,6 +35,12 @@ def test_bad_value_names_variable_value_and_remedy(name: str, text: str) -> None
     assert isinstance(caught.value, (AccelError, ValueError))
 
 
+def test_only_variables_that_look_misspelled_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCEL_ACELERATOR", "ACCEL_BUILD_ACME_SUM", "ACCEL_BOX"):
+        monkeypatch.setenv(name, "1")
+    assert env.misspelled() == {"ACCEL_ACELERATOR": "Did you mean ACCEL_ACCELERATOR?"}
+
+
 def test_scope_restores_what_was_and_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCEL_JIT", "0")
     monkeypatch.delenv("MAX_JOBS", raising=False)

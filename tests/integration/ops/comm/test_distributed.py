@@ -127,7 +127,7 @@ def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, messag
     for once, again in (result.value for result in failing[how]):
         assert message in once
         assert once == again
-    assert how != "mismatch" or "The ranks need a new group." in first.value[0]
+    assert how != "mismatch" or "Create a new group for the ranks." in first.value[0]
     assert how != "interrupted" or first.value[0].startswith("KeyboardInterrupt")
     assert "It is the first rank of its host and gave up between the 2 hosts" in other.value[0]
 

@@ -290,4 +290,4 @@ def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path) -> None:
     places = ["wide", "cpu.narrow", "cpu.both"]
     assert done.stdout.splitlines() == [f"deepspeed_on_accel_ops.{place} True" for place in places]
     assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr
-    assert "It has: BothBuilder, NarrowBuilder, WideBuilder." in done.stderr
+    assert "Use one of BothBuilder, NarrowBuilder, WideBuilder." in done.stderr

@@ -43,10 +43,10 @@ def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, name: str, w
     [
         (replace(PLAIN, runtime=None), "sycl-rtc", "No SYCL runtime", "pip install intel-sycl-rt intel-opencl-rt"),
         (replace(PLAIN, runtime=replace(RUNTIME, kernel_compiler=None)), "sycl-rtc", "libsycl-jit.so", "pip install"),
-        (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
+        (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is not an XPU build", "whl/xpu"),
         (replace(XPU, icpx=None, has_kernel_texts=False), "icpx", "icpx is not on PATH", "setvars.sh"),
         (replace(XPU, ahead_runtime=None, requested="icpx"), "icpx", "Neither /oneapi/icpx's own", "setvars.sh"),
-        (replace(PLAIN, requested="icpx"), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
+        (replace(PLAIN, requested="icpx"), "icpx", "torch is not an XPU build", "whl/xpu"),
         (replace(XPU, requested="ipex"), "ipex", "intel_extension_for_pytorch is not installed", "Install it"),
     ],
 )
