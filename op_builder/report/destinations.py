@@ -48,13 +48,21 @@ def this_machine(origin: Path) -> Machine:
         here = (name for name in sorted(names) if not _in_process(name))
         return [name for name in here if not any(name in library.defined for library in own())]
 
-    def has_library(name: str, search: Sequence[str]) -> bool:
-        if "/" in name:  # it was linked by its path, which counts from the current directory
-            return Path(name).exists()
+    def library_rejected(name: str, search: Sequence[str], versions: frozenset[str]) -> str:
+        if name == sysconfig.get_config_var("INSTSONAME"):  # a shared libpython is open already
+            return ""
         places = [*search_places(search, str(origin)), *(env.LD_LIBRARY_PATH.raw() or "").split(":")]
         paths = (*(Path(place, name) for place in places if place), *map(Path, cached.get(name, ())))
-        # A shared libpython is open already.
-        return name == sysconfig.get_config_var("INSTSONAME") or any(path.exists() for path in paths)
+        if "/" in name:  # it was linked by its path, which counts from the current directory
+            paths = (Path(name),)
+        found = next((path for path in paths if path.exists()), None)
+        if found is None:
+            return "not found"
+        provided = frozenset[str]()
+        with contextlib.suppress(OSError, ValueError):
+            provided = read_library(found).provides
+        lacking = sorted(versions - provided) if provided else []  # the loader accepts a library without any version
+        return f"{found} has no version {lacking[0]}" if lacking else ""
 
     @functools.cache
     def c_library() -> bytes:
@@ -74,7 +82,7 @@ def this_machine(origin: Path) -> Machine:
         level=int(level[1]) if level else 1,
         cpu=cpu_digest(),
         missing=missing,
-        has_library=has_library,
+        library_rejected=library_rejected,
     )
 
 

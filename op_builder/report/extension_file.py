@@ -149,6 +149,7 @@ def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
         undefined=frozenset().union(*(part.undefined for part in parts)),
         optional=frozenset().union(*(part.optional for part in parts)),
         versions=frozenset().union(*(part.versions for part in parts)),
+        versions_of=frozenset().union(*(part.versions_of for part in parts)),
     )
     given = frozenset[str]().union(*(part.defined for part in parts))
     return Binary(name, elf, siblings=frozenset(reached), given=given)

@@ -63,7 +63,8 @@ class Machine(NamedTuple):
         cxx: versions that libstdc++ has: ``GLIBCXX_3.4.30``; empty if unknown.
         machine: architecture. ``level``: of x86-64, 1 to 4. ``cpu``: digest of the CPU's model and features.
         missing: those of the names that neither torch, Python nor the C and C++ libraries define.
-        has_library: whether the loader finds a library that is not torch's, given the file's own search path.
+        library_rejected: why the loader cannot use a library that is not torch's, given the file's own search path and
+            the versions that it needs of it; empty if it can.
     """
 
     torch: str
@@ -77,7 +78,7 @@ class Machine(NamedTuple):
     level: int
     cpu: str
     missing: Callable[[Iterable[str]], list[str]]
-    has_library: Callable[[str, Sequence[str]], bool]
+    library_rejected: Callable[[str, Sequence[str], frozenset[str]], str]
 
 
 class Requirement(NamedTuple):
@@ -248,19 +249,17 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
     opened = ", ".join(sorted(binary.preloaded))
     if not foreign and not opened:
         return None
-    absent = [
-        name
-        for name in foreign
-        if not machine.has_library(name, binary.elf.search)
-        and name not in machine.torch_libraries
-        and name not in machine.torch_needs()
-    ]
+    rejected = []
+    for name in foreign:
+        versions = frozenset(version for library, version in binary.elf.versions_of if library == name)
+        reason = machine.library_rejected(name, binary.elf.search, versions)
+        if reason and name not in machine.torch_libraries and name not in machine.torch_needs():
+            rejected.append(f"{name}: {reason}")
     cuda = {name: [release for release, has in known.cuda_libraries.items() if name in has] for name in foreign}
     notes = [f"{name} is in CUDA builds of torch {_span(has, known.torch)}" for name, has in cuda.items() if has]
     notes += [f"its package must open {opened}, which its search path (RUNPATH) does not reach"] if opened else []
-    reason = f"{', '.join(absent)}: not found" if absent else ""
     answer = ", ".join(foreign) or "those of its wheel"
-    return Requirement("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", reason)
+    return Requirement("libraries", answer, "; ".join(notes) or "it names them (DT_NEEDED)", ", ".join(rejected))
 
 
 def _cpu(binary: Binary, machine: Machine) -> Requirement:

@@ -20,7 +20,9 @@ _LOAD, _DYNAMIC, _NOTE, _STACK, _PROPERTY = 1, 2, 4, 0x6474E551, 0x6474E553
 _NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA, _RELASZ, _RPATH = 1, 4, 5, 6, 7, 8, 15
 _REL, _RELSZ, _PLTREL, _JMPREL, _PLTRELSZ, _RUNPATH = 17, 18, 20, 23, 2, 29
 _GNU_HASH, _VERSYM, _FLAGS_1, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
-_PIE = 0x08000000  # DF_1_PIE
+_VERDEF, _VERDEFNUM, _FILTER = 0x6FFFFFFC, 0x6FFFFFFD, 0x7FFFFFFF  # a filtered library is loaded like a needed one
+_NOOPEN, _PIE = 0x40, 0x08000000  # of DF_1
+_SYSTEM_V, _GNU = 0, 3  # EI_OSABI
 _WEAK_VERSION = 2  # VER_FLG_WEAK: the loader accepts a library without it
 _X86_ISA_NEEDED = 0xC0008002
 _WHEEL_NAMES = {  # e_machine: the architecture in a wheel's tag, for 64 and for 32 bits
@@ -50,11 +52,13 @@ class Elf(NamedTuple):
 
     Attributes:
         machine: as in wheel tags: ``x86_64``, ``aarch64``, ``armv7l``; the number of a rare one.
-        needed: libraries (``DT_NEEDED``). ``search``: directories in which it looks for them, with ``$ORIGIN``.
+        needed: libraries (``DT_NEEDED``, ``DT_FILTER``). ``search``: where it looks for them, with ``$ORIGIN``.
         defined: names of defined symbols.
         undefined: names that must be found, with their version: ``memcpy@GLIBC_2.14``.
         optional: those that may be missing (weak).
         versions: all versions that it needs of libraries, also without a symbol: ``GLIBC_2.14``, ``GLIBC_ABI_DT_RELR``.
+        versions_of: those of each library, as (library, version).
+        provides: the versions that it defines.
         isa: the x86-64 level that the file is marked with, such as ``x86-64-v3``; empty without a mark.
         unusable: why no machine can open it: ``it is a program``; empty for a shared library.
         has_executable_stack: whether it asks for one.
@@ -70,6 +74,8 @@ class Elf(NamedTuple):
     isa: str
     unusable: str = ""
     has_executable_stack: bool = False
+    versions_of: frozenset[tuple[str, str]] = frozenset()
+    provides: frozenset[str] = frozenset()
 
 
 def read_library(path: Path) -> Elf:
@@ -199,7 +205,7 @@ def _read(file: _File) -> Elf:
             continue
         number = 0 if numbers is None else file.unpack("H", numbers + 2 * index)[0] & 0x7FFF
         if number in versions:
-            text = f"{text}@{versions[number][0]}"
+            text = f"{text}@{versions[number].name}"
             file.count(len(text))
         (optional if bind == 2 else undefined).add(text)
     search = tags.get(_RUNPATH, tags.get(_RPATH))
@@ -211,23 +217,30 @@ def _read(file: _File) -> Elf:
     machine = names[not file.is_64_bit] if names else f"machine number {file.machine}"
     return Elf(
         machine,
-        tuple(file.name(strings + value) for tag, value in listed if tag == _NEEDED),
+        tuple(file.name(strings + value) for tag, value in listed if tag in (_NEEDED, _FILTER)),
         () if search is None else tuple(filter(None, file.name(strings + search).split(":"))),
         frozenset(defined),
         frozenset(undefined),
         frozenset(optional),
-        frozenset(name for name, is_weak in versions.values() if not is_weak),
+        frozenset(version.name for version in versions.values() if not version.is_weak),
         "" if not isa else "x86-64" if isa == 1 else f"x86-64-v{isa.bit_length()}",
         _reason_unusable(file, tags),
         bool(stack[-1] & 1) if stack else machine in ("x86_64", "i686"),  # their ABI's default
+        frozenset((version.library, version.name) for version in versions.values() if not version.is_weak),
+        frozenset(_defined_versions(file, tags, strings)),
     )
 
 
 def _reason_unusable(file: _File, tags: dict[int, int]) -> str:
     if file.type != _SHARED:
         return f"it is {_KINDS.get(file.type, 'neither a library nor a program')}"
+    system, version = file.content[7:9]
+    if system not in (_SYSTEM_V, _GNU) or (version and system != _GNU):
+        return f"it is for another system (OS ABI {system}, version {version})"
     if tags.get(_FLAGS_1, 0) & _PIE:
         return "it is a program"
+    if tags.get(_FLAGS_1, 0) & _NOOPEN:
+        return "it may only be loaded with the program that names it: it was linked with -z nodlopen"
     kinds = {segment.kind for segment in file.segments}
     return "" if {_LOAD, _DYNAMIC} <= kinds else "it has no dynamic table"
 
@@ -281,23 +294,41 @@ def _symbol_count(file: _File, tags: dict[int, int]) -> int:
     return last + 1
 
 
-def _needed_versions(file: _File, tags: dict[int, int], strings: int) -> dict[int, tuple[str, bool]]:
-    """The versions that the file needs of libraries, and whether each is weak, by their numbers in the file."""
-    found: dict[int, tuple[str, bool]] = {}
+class _Version(NamedTuple):
+    library: str
+    name: str
+    is_weak: bool
+
+
+def _needed_versions(file: _File, tags: dict[int, int], strings: int) -> dict[int, _Version]:
+    """The versions that the file needs of libraries, by their numbers in the file."""
+    found: dict[int, _Version] = {}
     if _VERNEED not in tags:
         return found
     at = file.offset(tags[_VERNEED])
     for _ in range(tags.get(_VERNEEDNUM, 0)):
-        _, count, _, auxiliary, following = file.unpack("HHIII", at)
+        _, count, library, auxiliary, following = file.unpack("HHIII", at)
         entry = at + auxiliary
         for _ in range(count):
             _, flags, number, name, after = file.unpack("IHHII", entry)
-            found[number] = (file.name(strings + name), bool(flags & _WEAK_VERSION))
+            found[number] = _Version(
+                file.name(strings + library), file.name(strings + name), bool(flags & _WEAK_VERSION)
+            )
             entry += after
         if not following:
             break
         at += following
     return found
+
+
+def _defined_versions(file: _File, tags: dict[int, int], strings: int) -> Iterator[str]:
+    at = file.offset(tags[_VERDEF]) if _VERDEF in tags else 0
+    for _ in range(tags.get(_VERDEFNUM, 0)):
+        *_, auxiliary, following = file.unpack("HHHHIII", at)
+        yield file.name(strings + file.unpack("I", at + auxiliary)[0])
+        if not following:
+            break
+        at += following
 
 
 def _needed_isas(file: _File) -> Iterator[int]:

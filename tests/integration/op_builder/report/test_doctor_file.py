@@ -54,6 +54,13 @@ FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "object.so": ("int f() { return 1; }", ("-c",), "it is an object file"),
     "program.so": ("int main() {}", ("-no-pie",), "it is a program"),
     "pie.so": ("int main() {}", ("-pie",), "it is a program"),
+    "closed.so": ("int f() { return 1; }", ("-Wl,-z,nodlopen",), "nodlopen"),
+    "newer_version.so": (
+        "void near_by(); void f() { near_by(); }",
+        ("-L{}/versions", "-lversioned", "-Wl,-rpath,$ORIGIN/versions"),
+        "libversioned.so has no version NEW",
+    ),
+    "filter.so": ("int f() { return 1; }", ("-Wl,-F,libgone.so",), "libgone.so: not found"),
     "m.cpython-39-x86_64-linux-gnu.so": ('extern "C" void* PyInit_m() { return 0; }', (), "this Python is"),
 }
 
@@ -68,8 +75,13 @@ def test_it_agrees_with_the_loader_also_without_section_headers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(compiled(tmp_path, "libnear.so", *FILES["libnear.so"][:2]), "libgone.so")
-    for name, (source, link, _) in FILES.items():
-        compiled(tmp_path, name, source, link)
+    (tmp_path / "versions").mkdir()
+    for version in ("NEW", "OLD"):  # newer_version.so is linked with the first, and finds the second
+        (tmp_path / "script").write_text(f"{version} {{ global: *; }};")
+        versioned = ("-Wl,--version-script={}/script", "-Wl,-soname,libversioned.so")
+        compiled(tmp_path, "versions/libversioned.so", FILES["libnear.so"][0], versioned)
+        for name, (source, link, _) in FILES.items() if version == "NEW" else ():
+            compiled(tmp_path, name, source, link)
     (tmp_path / "libgone.so").unlink()
     for has_sections in (True, False):
         if not has_sections:

@@ -56,7 +56,7 @@ def machine(python: str = "3.11", lacks: Iterable[str] = (), torch: str = "2.11.
         level=3,
         cpu="this",
         missing=lambda names: sorted(set(names).intersection(lacks)),
-        has_library=lambda name, _: name == "libhere.so",
+        library_rejected=lambda name, *_: "" if name == "libhere.so" else "not found",
     )
 
 

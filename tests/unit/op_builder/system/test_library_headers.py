@@ -107,6 +107,13 @@ def test_a_file_that_no_loader_opens_has_a_reason(tmp_path: Path, flags: tuple[s
     assert elf.read_library(made).unusable == f"it is {unusable}"
 
 
+@pytest.mark.parametrize("place", [7, 8])
+def test_a_library_for_another_system_has_a_reason(tmp_path: Path, place: int) -> None:
+    content = bytearray(shared_library(tmp_path / "x.so", SOURCE).read_bytes())
+    content[place] = 9
+    assert "another system" in elf.read_elf(bytes(content)).unusable
+
+
 def test_a_library_for_macos_is_read(tmp_path: Path) -> None:
     """tests/system/op_builder/test_ziglang.py reads a real one."""
     (tmp_path / "x.dylib").write_bytes(MACOS)
