@@ -65,7 +65,7 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
             "Export the ops, and run `python -m op_builder.build --precompile` on the other machine.",
         )
     if not chosen:
-        raise BundleError("There is no entry to export.", "Build the op first: `python -m op_builder.build OP`.")
+        raise BundleError("The cache has no entry to export.", "Build the op first: `python -m op_builder.build OP`.")
     partial: Path | None = None
     try:
         # A name of its own: another process may export to the same file.

@@ -225,13 +225,13 @@ def _tool(tool: dict[str, Any]) -> Any:
     return f"{tool['path']}{f' ({version})' if version else ''}{home}"
 
 
-def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1))
+def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Group:
+    table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(Text(name), _cell(value))
-    return table
+    return Group(Text(title, style="bold"), table)  # not as the table's title, which wraps at its width
 
 
 def _cell(value: Any) -> Text | Group:
