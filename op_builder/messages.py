@@ -1,4 +1,4 @@
-"""What messages of many modules share: sizes, near matches, and warnings that appear once."""
+"""What messages of many modules share: sizes, near matches, groups, and warnings that appear once."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
     wanted = name.replace(common, "")
     near = [wanted] if wanted in by_distinct else difflib.get_close_matches(wanted, by_distinct)
     return f"Did you mean {' or '.join(by_distinct[each] for each in near)}?" if near else ""
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each text with its names, from (name, text) pairs: ``a, b: text``."""
+    names: dict[str, list[str]] = {}
+    for name, text in pairs:
+        names.setdefault(text, []).append(name)
+    return [f"{', '.join(each)}: {text}" for text, each in names.items()]
 
 
 @functools.cache
