@@ -38,7 +38,7 @@ class PinnedMemory:
             make_copy: False leaves the values undefined, if async_io allocates; torch always copies.
             match_shape: False returns a one-dimensional tensor, if async_io allocates; torch keeps the shape.
         """
-        if not environment.DS_PIN_MEMORY_BACKEND.get():
+        if environment.DS_PIN_MEMORY_BACKEND.get() == "torch":
             return self._torch_pin_memory(tensor)
         return self._lock_pages(tensor, make_copy, match_shape)
 
@@ -56,7 +56,7 @@ class PinnedMemory:
         if self._page_memory is not None and self._page_memory.free_cpu_locked_tensor(tensor):
             tensor.ds_pinned = False  # type: ignore[attr-defined]
             return True
-        return False if environment.DS_PIN_MEMORY_BACKEND.get() else None
+        return False if environment.DS_PIN_MEMORY_BACKEND.get() == "native" else None
 
     def pin_empty(self, *size: int | Sequence[int], dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
         """A new, uninitialised tensor in page-locked memory; an ordinary one if pinning has no meaning here.
@@ -70,7 +70,7 @@ class PinnedMemory:
             raise NotHostMemoryError(f"Memory of {device} cannot be page-locked.", "Pass device='cpu', or omit it.")
         shape = torch.Size(size if len(size) != 1 or isinstance(size[0], int) else size[0])  # type: ignore[arg-type]
         example = torch.empty(0, dtype=dtype, device="cpu")
-        if not environment.DS_PIN_MEMORY_BACKEND.get():
+        if environment.DS_PIN_MEMORY_BACKEND.get() == "torch":
             return self._torch_empty_pinned(example, shape)
         return self._new_locked(example, shape)
 

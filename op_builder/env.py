@@ -59,11 +59,19 @@ def _parse_port(text: str) -> int:
     return value
 
 
-def _parse_pin_memory_backend(text: str) -> bool:
-    """Whether it is native."""
-    if text not in ("torch", "native"):
-        raise ValueError("torch or native")
-    return text == "native"
+class _OneOf:
+    """A parser for one of these words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+
+    def __call__(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError(str(self))
+        return text
 
 
 def _parse_path(text: str) -> Path:
@@ -102,7 +110,6 @@ _TYPE_NAMES: dict[Callable[[str], object], str] = {
     _parse_count: "count >= 1",
     _parse_path: "path",
     _parse_users: "user names or ids",
-    _parse_pin_memory_backend: "torch or native",
     _parse_command: "command",
     _parse_port: "port",
     _parse_integer: "integer",
@@ -154,7 +161,7 @@ class Variable(Generic[T]):
 
     @property
     def type_name(self) -> str:
-        return _TYPE_NAMES.get(self.parse, "text")
+        return str(self.parse) if isinstance(self.parse, _OneOf) else _TYPE_NAMES.get(self.parse, "text")
 
 
 VARIABLES: list[Variable[Any]] = []
@@ -190,10 +197,9 @@ LOCAL_RANK = _declare(
 ACCEL_LAUNCH_ID = _text("ACCEL_LAUNCH_ID", "Set by accel-launch in its workers: which launch they belong to.")
 DS_PIN_MEMORY_BACKEND = _declare(
     "DS_PIN_MEMORY_BACKEND",
-    _parse_pin_memory_backend,
-    False,
-    "Where pinned memory comes from: torch, or native for the op async_io's.",
+    _OneOf("torch", "native"),
     "torch",
+    "Where pinned memory comes from: torch, or native for the op async_io's.",
 )
 CUDA_VISIBLE_DEVICES = _text("CUDA_VISIBLE_DEVICES", "CUDA devices that this process may use.", "all")
 CUDA_DEVICE_ORDER = _text(
@@ -258,9 +264,11 @@ ACCEL_CPU_ISA = _text(
     "Highest instruction set that CPU kernels use: baseline, avx2, avx512 or neon.",
     "best of the CPU",
 )
-ACCEL_AIO_ENGINE = _text(
+AIO_ENGINES = ("io_uring", "libaio", "threads")
+ACCEL_AIO_ENGINE = _optional(
     "ACCEL_AIO_ENGINE",
-    "The engine that async_io uses: io_uring, libaio or threads; an error if the kernel rejects it.",
+    _OneOf(*AIO_ENGINES),
+    "The engine that async_io uses; an error if the kernel rejects it.",
     "the first of these that works",
 )
 ACCEL_BUILD_OPS = _declare("ACCEL_BUILD_OPS", _parse_flag, False, "1 builds every compatible op into the wheel.")
@@ -308,8 +316,8 @@ TORCH_CUDA_ARCH_LIST = _text(
     "CUDA architectures to compile for, in torch's syntax: '8.0;9.0a+PTX', 'Ampere Hopper'.",
     "the visible devices, else a list the toolkit supports",
 )
-ACCEL_SYCL_TOOLCHAIN = _text(
-    "ACCEL_SYCL_TOOLCHAIN", "Toolchain of SYCL ops: sycl-rtc, icpx or ipex.", "the first that works"
+ACCEL_SYCL_TOOLCHAIN = _optional(
+    "ACCEL_SYCL_TOOLCHAIN", _OneOf("sycl-rtc", "icpx", "ipex"), "Toolchain of SYCL ops.", "the first that works"
 )
 TORCH_XPU_ARCH_LIST = _text(
     "TORCH_XPU_ARCH_LIST",
@@ -331,7 +339,9 @@ ACCEL_HOST_ID = _text(
     "Name of this host for the distributed backend; ranks with the same name share memory.",
     "derived from boot, PID and network namespaces and user",
 )
-ACCEL_DISTRIBUTED_ACROSS = _text("ACCEL_DISTRIBUTED_ACROSS", "The backend between hosts: gloo or ccl.", "gloo")
+ACCEL_DISTRIBUTED_ACROSS = _declare(
+    "ACCEL_DISTRIBUTED_ACROSS", _OneOf("gloo", "ccl"), "gloo", "The backend between hosts."
+)
 CCL_ROOT = _optional("CCL_ROOT", _parse_path, "oneCCL installation to use.", "Intel's wheels, else the system's")
 
 # Read by oneCCL; set in this process when its op is opened, unless the user has set them -------------------

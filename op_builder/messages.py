@@ -1,4 +1,4 @@
-"""What messages of many modules share: sizes, near matches, and warnings that appear once."""
+"""What messages of many modules share: sizes, near matches, groups, and warnings that appear once."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
     names = [by_distinct[each] for each in near]
     first = ", ".join(names[:-1])
     return f"Did you mean {f'{first} or ' if first else ''}{names[-1]}?" if names else ""
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each text with its names, from (name, text) pairs: ``a, b: text``."""
+    names: dict[str, list[str]] = {}
+    for name, text in pairs:
+        names.setdefault(text, []).append(name)
+    return [f"{', '.join(each)}: {text}" for text, each in names.items()]
 
 
 @functools.cache

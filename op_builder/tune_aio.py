@@ -19,6 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from op_builder import env
 from op_builder.command_line import number, parse_size, reports_errors, run_main
 from op_builder.errors import AccelError
 from op_builder.messages import size_text
@@ -132,7 +133,7 @@ def _require_room(directory: Path, size_bytes: int) -> None:
 
 def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
     """The engines to measure, and why others are not."""
-    forced = storage_engines.forced_engine()
+    forced = env.ACCEL_AIO_ENGINE.get()
     if forced and any(name != forced for name in requested or ()):
         raise AccelError(
             f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."

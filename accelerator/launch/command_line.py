@@ -101,7 +101,7 @@ def make_job(options: argparse.Namespace) -> Job:
     python = () if options.no_python else (sys.executable, "-u", *(("-m",) if options.module else ()))
     names = accelerator.visible_devices_envs()
     variables, notes = read_environment_files(_directories_of_variables())
-    for level, note in notes.items():
+    for level, note in notes:
         log(note, level)
     port = () if options.ssh_port is None or launcher != "ssh" else ("-p", str(options.ssh_port))
     return Job(

@@ -16,7 +16,11 @@ from accelerator.launch.binding import RankBinding, parse_core_list, plan_bindin
 from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
+<<<<<<< HEAD
 from op_builder.messages import counted
+=======
+from op_builder.system.outcomes import Rejection
+>>>>>>> trim
 
 FILE_NAME = ".accel_env"
 _DEEPSPEEDS_NAME = ".deepspeed_env"
@@ -95,25 +99,26 @@ def assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables of the ``.accel_env`` files in these directories, and messages about the files by their level.
+def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """The variables of the ``.accel_env`` files in these directories, and messages about the files with their levels.
 
     A later file overrides an earlier. A file that another user can have written is ignored: its variables could run
     that user's code.
     Lines are ``NAME=VALUE``; as in a shell, ``export`` may precede the name and quotes may enclose the value.
     """
     variables: dict[str, str] = {}
-    read, ignored, warnings = [], [], []
+    notes = []
     for path in dict.fromkeys(directory / FILE_NAME for directory in directories):
         if os.path.lexists(path.with_name(_DEEPSPEEDS_NAME)) and not os.path.lexists(path):
-            warnings.append(f"{path.with_name(_DEEPSPEEDS_NAME)} is not read. Remedy: Name it {FILE_NAME}.")
-        try:
-            text = _read_trusted(path)
-        except _UntrustedError as reason:
-            ignored.append(f"{path} ({reason})")
+            message = f"{path.with_name(_DEEPSPEEDS_NAME)} is not read. Remedy: Name it {FILE_NAME}."
+            notes.append(("warning", f"Warning: {message}"))
+        text = _read_trusted(path)
+        if isinstance(text, Rejection):
+            notes.append(("warning", f"Warning: ignored {path} ({text.reason}). Remedy: {text.remedy}"))
+        if not isinstance(text, str):
             continue
-        read += [] if text is None else [str(path)]
-        for number, line in enumerate(map(str.strip, (text or "").split("\n")), 1):
+        notes.append(("info", f"Read environment variables from {path}"))
+        for number, line in enumerate(map(str.strip, text.split("\n")), 1):
             if not line or line.startswith("#"):
                 continue
             assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII | re.DOTALL)
@@ -123,48 +128,38 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
             name, value = assignment.groups()
             is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
             variables[name] = value[1:-1] if is_quoted else value
-    notes = {"info": f"Read environment variables from {', '.join(read)}"} if read else {}
-    if ignored:
-        remedy = "Own the file and its directory, and run 'chmod go-w' on both"
-        warnings.append(f"ignored {', '.join(ignored)}. Remedy: {remedy}.")
-    if warnings:
-        notes["warning"] = "\n".join(f"Warning: {warning}" for warning in warnings)
     return variables, notes
 
 
-class _UntrustedError(Exception):
-    """The reason to ignore a file."""
+def _read_trusted(path: Path) -> str | Rejection | None:
+    """The text of a file that the user did not name, None if it does not exist; rejected if others can have written it.
 
-
-def _read_trusted(path: Path) -> str | None:
-    """The text of a file that the user did not name, None if it does not exist.
-
-    An _UntrustedError if another user than root can have written it.
+    Root is trusted.
     """
     # Others' directories that cannot be searched, as after sudo, have no file for this user.
     if not os.path.lexists(path):
         return None
     try:
-        for directory in (path.parent, Path(os.path.realpath(path)).parent):
-            _check_owner(directory, directory.stat())
-        # Opening a named pipe would wait.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            _check_owner(path, status)
-            if not stat.S_ISREG(status.st_mode):
-                raise _UntrustedError("it is not a file")
-            return text_of(path, file.read())
+        directories = (path.parent, Path(os.path.realpath(path)).parent)
+        reason = next(filter(None, (_why_untrusted(place, place.stat()) for place in directories)), "")
+        if not reason:
+            # Opening a named pipe would wait.
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                status = os.fstat(file.fileno())
+                reason = _why_untrusted(path, status) or ("" if stat.S_ISREG(status.st_mode) else "it is not a file")
+                if not reason:
+                    return text_of(path, file.read())
+        return Rejection(reason, "Own the file and its directory, and run 'chmod go-w' on both.")
     except FileNotFoundError:  # a link to nowhere
         return None
     except OSError as error:
         raise unreadable(path, error) from None
 
 
-def _check_owner(place: Path, status: os.stat_result) -> None:
+def _why_untrusted(place: Path, status: os.stat_result) -> str:
     if status.st_uid not in (0, os.geteuid()):
-        raise _UntrustedError(f"{place} belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _UntrustedError(f"other users may write {place}")
+        return f"{place} belongs to another user"
+    return f"other users may write {place}" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def forwarded(

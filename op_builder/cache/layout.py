@@ -19,6 +19,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from op_builder import env
 from op_builder.cache.ownership import (
@@ -135,13 +136,12 @@ def is_digest(name: str) -> bool:
     return len(name) == 32 and not name.strip("0123456789abcdef")
 
 
-class Modes:
+class Modes(NamedTuple):
     """The modes of a cache's new files and directories, which do not depend on the umask."""
 
-    def __init__(self, directory: int, file: int, lock: int) -> None:
-        self.directory = directory
-        self.file = file
-        self.lock = lock
+    directory: int
+    file: int
+    lock: int
 
 
 _PRIVATE = Modes(OPEN_TO_READERS, 0o644, 0o600)  # whoever can lock a file can delay builds
@@ -192,7 +192,7 @@ def location_rejection(root: Path) -> Rejection | None:
 def claim(root: Path) -> None:
     """Make ``root`` a cache if it is not one: create and sign it, and make the directory for everything else.
 
-    Call :func:`refused` first.
+    Call :func:`location_rejection` first.
     """
     if not _is_signed(root):
         make_directory(root.parent, None)

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
-from op_builder.ops.comm.across import CCLAcross, FailureNote, GlooAcross, require_across
+from op_builder.ops.comm.across import CCLAcross, FailureNote, GlooAcross
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.comm.gloo import GroupGloo
 from op_builder.ops.comm.hosts import HostFacts, Layout, MadeGroups, exchange, host_identity, layout
@@ -69,7 +69,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     members = tuple(options.global_ranks_in_group)
     name = _name(str(options.group_id), members)
     module, reason = _load()
-    across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
+    across = env.ACCEL_DISTRIBUTED_ACROSS.get()
     facts = exchange(made, size, HostFacts(host_identity(), reason, across))
     gloo = GroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     found = layout(rank, facts)

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,6 +30,7 @@ from op_builder.catalog.registry import all_builders, registered_packages
 from op_builder.device import is_accelerator_named, requested_package
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
+from op_builder.messages import grouped
 from op_builder.paths import outermost_package
 from op_builder.plan import Binding
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
@@ -92,7 +93,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         left_out = {op: reason for op, reason in left_out.items() if reason}
         built = [_copy_binary(*pair) for pair in zip(chosen, results, strict=True) if pair[1].status != "skipped"]
     if not built:
-        raise _nothing_built(_by_reason(left_out))
+        raise _nothing_built(grouped(left_out.items()))
     tag = wheel_tag([manifest for _, manifest, _ in built], target)
     for package_dir in dict.fromkeys(package_dir for package_dir, _, _ in built):
         index = {
@@ -107,7 +108,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     log(
         f"built in {time.monotonic() - started:.1f} s: {', '.join(dict.fromkeys(facts['op'] for _, _, facts in built))}"
     )
-    for line in _by_reason(left_out):
+    for line in grouped(left_out.items()):
         log(f"left out {line}")
     log(f"the wheel is tagged {tag}")
     return tag
@@ -237,14 +238,6 @@ def _copy_binary(builder: OpBuilder, result: OpResult) -> tuple[Path, Manifest, 
     }
     copied = ("sha256", "size_bytes", "cuda_archs", "compilers", "needs", "check", "built_at")
     return package, manifest, {**facts, **{name: getattr(manifest, name) for name in copied}}
-
-
-def _by_reason(left_out: Mapping[str, str]) -> list[str]:
-    """A line for each reason, with its ops."""
-    ops: dict[str, list[str]] = {}
-    for op, reason in left_out.items():
-        ops.setdefault(reason, []).append(op)
-    return [f"{', '.join(names)}: {reason}" for reason, names in ops.items()]
 
 
 @contextmanager

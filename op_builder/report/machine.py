@@ -23,7 +23,7 @@ from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.foreign_packages import foreign_packages
 from op_builder.system.outcomes import Passed, facts_of, failures
 from op_builder.system.records import Memo
-from op_builder.system.storage_engines import ENGINES, forced_engine
+from op_builder.system.storage_engines import ENGINES
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.sycl import candidates, choose, device_check, gather_facts, kernel_compiler_check
@@ -134,7 +134,7 @@ def _cpu() -> dict[str, Any]:
 def _storage_engines() -> dict[str, Any]:
     from op_builder.ops.io.async_io import OP as async_io  # imports torch
 
-    forced = forced_engine()
+    forced = env.ACCEL_AIO_ENGINE.get()
     try:
         with without_compiling():
             rejected = load(async_io.spec_for("cpu"), Cache(is_ours=False)).rejected_engines()

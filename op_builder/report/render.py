@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+<<<<<<< HEAD
 from op_builder.messages import counted, size_text
+=======
+from op_builder.messages import grouped, size_text
+>>>>>>> trim
 
 _WIDE = 120  # columns; a wider table has separate columns for reason and remedy
 
@@ -95,24 +98,15 @@ def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.append(
             (wheel["package"], f"{wheel['tag']}, for accelerator {wheel['accelerator']}, by {wheel['built_by']}")
         )
-        left_out = _grouped((left["reason"], left["op"]) for left in wheel["left_out"])
-        rows += [("  without", f"{ops}: {reason}") for reason, ops in left_out]
+        left_out = grouped((left["op"], left["reason"]) for left in wheel["left_out"])
+        rows += [("  without", line) for line in left_out]
         own = [op for op in data["ops"] if op["installed"] and _is_in(op["prebuilt"], wheel)]
-        installed = _grouped((_fits(op["prebuilt"]), op["name"]) for op in own)
-        rows += [("  with", f"{ops}: {fits}") for fits, ops in installed]
+        rows += [("  with", line) for line in grouped((op["name"], _fits(op["prebuilt"])) for op in own)]
     return rows
 
 
 def _is_in(entry: dict[str, Any], wheel: dict[str, Any]) -> bool:
     return Path(wheel["directory"]) in Path(entry["directory"]).parents
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(text, names of the ops), from (text, op) pairs."""
-    ops: dict[str, list[str]] = {}
-    for text, op in pairs:
-        ops.setdefault(text, []).append(op)
-    return [(text, ", ".join(names)) for text, names in ops.items()]
 
 
 def _fits(entry: dict[str, Any]) -> str:

@@ -6,22 +6,10 @@ import errno
 import os
 
 from op_builder import env
-from op_builder.errors import EnvironmentValueError, IncompatibleOpError, OpArgumentError
+from op_builder.errors import IncompatibleOpError, OpArgumentError
 
-ENGINES = ("io_uring", "libaio", "threads")
+ENGINES = env.AIO_ENGINES
 """Names of the engines, in the order in which they are tried."""
-
-
-def forced_engine() -> str | None:
-    """The engine that ``ACCEL_AIO_ENGINE`` names, or None.
-
-    Raises:
-        EnvironmentValueError: the engine is unknown.
-    """
-    name = env.ACCEL_AIO_ENGINE.get()
-    if name is not None and name not in ENGINES:
-        raise EnvironmentValueError(env.ACCEL_AIO_ENGINE.name, name, f"one of {', '.join(ENGINES)}")
-    return name
 
 
 def checked_engine(name: str | None) -> str | None:

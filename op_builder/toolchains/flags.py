@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,17 +16,14 @@ _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 # Their value is always a word of its own.
 _TWO_WORDS = ("-Xclang", "-Xcompiler", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
 _NVCC_FILES = ("-optf", "--options-file")
-# -MD, -MF FILE and their long names, also nvcc's.
-_LISTS_HEADERS = re.compile(
-    r"-M|--(?:(?:write-|generate-)?(?:user-|nonsystem-)?dependenc(?:ies|y)\b|print-missing-file-dependencies)"
-)
 _LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dependency-target-name")
-_OUTPUT = re.compile(r"-o(?!ptf|bjcmt)|--output")
+_OUTPUTS = ("-o", "--output")
 # In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
-_OUTPUT_PASSED_ON = re.compile(r"-o(?!ptf)|--output\b|-M[FMDTQJ]|--?dependency-file")
-# A nested response file, or in a variable a flag that shortens or moves the list of headers.
-_INDIRECT_PASSED_ON = re.compile(r"(?:^|[,=])@/|(?:^|[,=+])-M[MF]")
+_OUTPUTS_PASSED_ON = (*_OUTPUTS, *_LISTS_HEADERS_INTO[:4], "-MD", "-MM", "-dependency-file", "--dependency-file")
+_NO_OUTPUTS = ("-optf", "-objcmt")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
+# A nested response file, or in a variable a flag that shortens or moves the list of headers.
+_INDIRECT_PASSED_ON = ("@/", "-MM", "-MF")
 _STANDARDS = ("-std=c", "-std=gnu", "--std=c", "--std=gnu")
 _DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
@@ -102,18 +98,28 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
     kept: list[str] = []
     groups = grouped_flags(expand_response_files(flags))
     for flag, value, words in groups:
-        if _LISTS_HEADERS.match(flag):
+        # -MD, -MF FILE and their long names, also nvcc's.
+        if flag.startswith("-M") or (flag.startswith("--") and "dependenc" in flag):
             if flag in _LISTS_HEADERS_INTO:
                 next(groups, None)
             continue
-        passed_on = [value] if flag in _TWO_WORDS else re.split("[,=]", flag)[1:]
-        if _OUTPUT.match(flag) or any(map(_OUTPUT_PASSED_ON.match, passed_on)):
+        passed_on = [value] if flag in _TWO_WORDS else _pieces(flag)[1:]
+        if _names_output(flag, _OUTPUTS) or any(_names_output(piece, _OUTPUTS_PASSED_ON) for piece in passed_on):
             raise AccelError(
                 f"The flag {' '.join(words)!r} names an output, but the engine itself names all outputs.",
                 "Remove the flag; `accel-ops cache list` shows where built ops are.",
             )
         kept += words
     return kept
+
+
+def _names_output(word: str, flags: tuple[str, ...]) -> bool:
+    return word.startswith(flags) and not word.startswith(_NO_OUTPUTS)
+
+
+def _pieces(word: str) -> list[str]:
+    """The parts of a flag such as ``-Wl,-soname=x``. A regular expression would take longer to compile."""
+    return word.replace("=", ",").split(",")
 
 
 def expand_response_files(flags: Iterable[str]) -> list[str]:
@@ -152,7 +158,7 @@ def named_files(flags: Iterable[str]) -> list[str]:
 
     Values of ``-D`` and directories do not count.
     """
-    pieces = (piece for word in _without_defines(flags) for piece in re.split("[,=]", word) if "/" in piece)
+    pieces = (piece for word in _without_defines(flags) for piece in _pieces(word) if "/" in piece)
     paths = (piece[piece.find("/") :] for piece in pieces)
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
 
@@ -166,7 +172,7 @@ def indirect_flags(flags: Iterable[str]) -> list[str]:
         word
         for word in _without_defines(flags)
         if word.startswith(_INDIRECT)
-        or _INDIRECT_PASSED_ON.search(word)
+        or any(piece.startswith(_INDIRECT_PASSED_ON) for piece in _pieces(word.replace("+", ",")))
         or ("-use=" in word and os.path.isdir(word.partition("=")[2]))
     ]
 

@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from op_builder.errors import CommunicationError, EnvironmentValueError
+from op_builder.errors import CommunicationError
 from op_builder.ops.comm.arguments import Tensors
 from op_builder.ops.comm.ccl_comm import OP as CCL_COMM
 from op_builder.ops.comm.gloo import LentTensors, has_ended, keep_while
 from op_builder.ops.comm.hosts import Layout
 from op_builder.ops.declare import load_host
 
-ACROSS = ("gloo", "ccl")
 _KVS_KEY = "accel/kvs"
 _NOTE_KEY = "accel/gave_up"
 _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -181,13 +180,6 @@ class CCLAcross:
     def _watch(self) -> None:
         _require_open(self._is_open)
         self._note.require_none()
-
-
-def require_across(name: str) -> str:
-    """Return ``name`` if it is one of :data:`ACROSS`, or raise an EnvironmentValueError."""
-    if name not in ACROSS:
-        raise EnvironmentValueError("ACCEL_DISTRIBUTED_ACROSS", name, " or ".join(ACROSS))
-    return name
 
 
 def compare_calls(across: Across, layout: Layout, text: str) -> None:

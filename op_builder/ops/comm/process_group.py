@@ -158,7 +158,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         if op is None or not self._serves(tensors, REDUCIBLE[op]):
             return self._by_gloo(name, arguments, keywords)
         reduce = functools.partial(self._native.all_reduce, op=op)
-        return self._run(name, [functools.partial(fill, tensor, reduce) for tensor in tensors], tensors, is_async)
+        return self._run(name, lambda tensor: fill(tensor, reduce), [tensors], is_async)
 
     def _broadcast(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Send one rank's tensors to all ranks: ``(tensors, opts)`` or ``(tensor, root)``."""
@@ -168,8 +168,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         if not self._serves(tensors):
             return self._by_gloo(name, arguments, keywords)
         send = functools.partial(self._native.broadcast, src=src)
-        steps = [functools.partial(fill, tensor, send) for tensor in tensors]
-        return self._run(name, steps, tensors, is_async(rest, keywords))
+        return self._run(name, lambda tensor: fill(tensor, send), [tensors], is_async(rest, keywords))
 
     def _reduce_scatter(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Reduce inputs, which have one part per rank, and give each rank its part."""
@@ -178,10 +177,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         if op is None or not self._serves([*outputs, *inputs], REDUCIBLE[op]):
             return self._by_gloo(name, arguments, keywords)
         self._require_sizes(name, inputs, outputs)
-        steps = [
-            functools.partial(self._scatter, output, whole, op) for output, whole in zip(outputs, inputs, strict=True)
-        ]
-        return self._run(name, steps, outputs, is_async)
+        return self._run(name, functools.partial(self._scatter, op), [outputs, inputs], is_async)
 
     def _reduce_scatter_lists(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """The same, where each input is a list with one tensor per rank."""
@@ -196,12 +192,11 @@ class AccelProcessGroup(dist.ProcessGroup):
             return self._by_gloo(name, arguments, keywords)
 
         def scatter(output: torch.Tensor, parts: Tensors) -> None:
-            self._scatter(output, torch.cat([dense(part).view(-1) for part in parts]), op)
+            self._scatter(op, output, torch.cat([dense(part).view(-1) for part in parts]))
 
-        steps = [functools.partial(scatter, output, parts) for output, parts in zip(outputs, lists, strict=True)]
-        return self._run(name, steps, outputs, is_async)
+        return self._run(name, scatter, [outputs, lists], is_async)
 
-    def _scatter(self, output: torch.Tensor, whole: torch.Tensor, op: str) -> None:
+    def _scatter(self, op: str, output: torch.Tensor, whole: torch.Tensor) -> None:
         fill(output, lambda memory: self._native.reduce_scatter(memory, dense(whole), op))
 
     def _all_gather(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
@@ -214,15 +209,13 @@ class AccelProcessGroup(dist.ProcessGroup):
         def gather(output: torch.Tensor, part: torch.Tensor) -> None:
             fill(output, lambda memory: self._native.all_gather(memory, dense(part)))
 
-        steps = [functools.partial(gather, output, part) for output, part in zip(outputs, inputs, strict=True)]
-        return self._run(name, steps, outputs, is_async(rest, keywords))
+        return self._run(name, gather, [outputs, inputs], is_async(rest, keywords))
 
     def _all_gather_lists(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """The same, where each output is a list with one tensor per rank."""
         inputs, rest = as_list(arguments[1]), arguments[2:]
         lists = arguments[0] if isinstance(arguments[1], (list, tuple)) else [arguments[0]]
-        flat = flat_tensors(lists)
-        if not self._serves([*inputs, *flat]) or not are_alike(inputs, lists, self._size):
+        if not self._serves([*inputs, *flat_tensors(lists)]) or not are_alike(inputs, lists, self._size):
             return self._by_gloo(name, arguments, keywords)
 
         def gather(parts: Tensors, source: torch.Tensor) -> None:
@@ -231,14 +224,13 @@ class AccelProcessGroup(dist.ProcessGroup):
             for part, row in zip(parts, whole, strict=True):
                 write_back(part, row)
 
-        steps = [functools.partial(gather, parts, source) for parts, source in zip(lists, inputs, strict=True)]
-        return self._run(name, steps, flat, is_async(rest, keywords))
+        return self._run(name, gather, [lists, inputs], is_async(rest, keywords))
 
     def _barrier(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Return when all ranks have called it."""
         if self._collectives is None:
             return self._by_gloo(name, arguments, keywords)
-        return self._run(name, [self._native.barrier], [], is_async(arguments, keywords))
+        return self._run(name, lambda _: self._native.barrier(), [[()]], is_async(arguments, keywords))
 
     def _by_gloo(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Run by gloo, not through shared memory."""
@@ -278,17 +270,19 @@ class AccelProcessGroup(dist.ProcessGroup):
                     "Pass tensors of one dtype and of matching sizes.",
                 )
 
-    def _run(self, name: str, steps: Sequence[Callable[[], Any]], result: Tensors, is_async: bool) -> Work:
+    def _run(self, name: str, step: Callable[..., object], lists: Sequence[Sequence[Any]], is_async: bool) -> Work:
+        """Call ``step`` with the first of each list, then with the second, ...; the first list has the results."""
+        calls = list(zip(*lists, strict=True))
         with self._counts_lock:
             self._ours[name] += 1
 
         def run() -> None:
-            if len(steps) != 1:  # the ranks compare each step, but not the number of steps
-                self._native.agree(f"{name} of {len(steps)} tensors")
-            for step in steps:
-                step()
+            if len(calls) != 1:  # the ranks compare each step, but not the number of steps
+                self._native.agree(f"{name} of {len(calls)} tensors")
+            for arguments in calls:
+                step(*arguments)
 
-        return self._submit(run, result, is_async)
+        return self._submit(run, flat_tensors(lists[0]), is_async)
 
     def _submit(self, function: Callable[[], None], result: Tensors, is_async: bool) -> Work:
         call = functools.partial(self._call, function)

@@ -145,13 +145,11 @@ class Handle(LockedTensors):
             OpArgumentError: an argument is invalid; nothing was touched.
             StorageError: the file cannot be read, is too short, or does not compare.
         """
-        self._transfer(buffer, filename, file_offset, is_write=False, validates=validate, is_split=False)
-        return 0
+        return self._transfer(buffer, filename, file_offset, is_write=False, validates=validate, is_split=False)
 
     def write(self, buffer: torch.Tensor, filename: File, validate: bool, file_offset: int = 0) -> int:
         """Write ``buffer`` to a file, with one thread. Returns 0; raises as :meth:`read`."""
-        self._transfer(buffer, filename, file_offset, is_write=True, validates=validate, is_split=False)
-        return 0
+        return self._transfer(buffer, filename, file_offset, is_write=True, validates=validate, is_split=False)
 
     # All threads, at once or in the background -------------------------------------------------
 
@@ -165,42 +163,36 @@ class Handle(LockedTensors):
             1 when it is done, 0 where it continues in the background until :meth:`wait`, which raises its failures.
         """
         is_background, offset = _background_and_offset("pread", rest, keywords)
-        self._transfer(buffer, filename, offset, is_write=False, validates=validate, is_background=is_background)
-        return 0 if is_background else 1
+        return self._transfer(buffer, filename, offset, is_write=False, validates=validate, is_background=is_background)
 
     def pwrite(self, buffer: torch.Tensor, filename: File, validate: bool, *rest: Any, **keywords: Any) -> int:
         """Write ``buffer`` to a file, with all threads; the rest as :meth:`pread`."""
         is_background, offset = _background_and_offset("pwrite", rest, keywords)
-        self._transfer(buffer, filename, offset, is_write=True, validates=validate, is_background=is_background)
-        return 0 if is_background else 1
+        return self._transfer(buffer, filename, offset, is_write=True, validates=validate, is_background=is_background)
 
     def sync_pread(
         self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
         """Fill ``buffer`` from a file, with all threads. ``fd`` is an open descriptor, instead of a name. Returns 1."""
-        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False)
-        return 1
+        return self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False)
 
     def sync_pwrite(
         self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
         """Write ``buffer`` to a file, with all threads; ``fd`` as in :meth:`sync_pread`. Returns 1."""
-        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True)
-        return 1
+        return self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True)
 
     def async_pread(
         self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
         """:meth:`sync_pread` in the background: ``buffer`` is whole after :meth:`wait`. Returns 0."""
-        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False, is_background=True)
-        return 0
+        return self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False, is_background=True)
 
     def async_pwrite(
         self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
         """:meth:`sync_pwrite` in the background: ``buffer`` may be changed again after :meth:`wait`. Returns 0."""
-        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True, is_background=True)
-        return 0
+        return self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True, is_background=True)
 
     @untraced
     def wait(self) -> int:
@@ -234,7 +226,8 @@ class Handle(LockedTensors):
         validates: bool = False,
         is_split: bool = True,
         is_background: bool = False,
-    ) -> None:
+    ) -> int:
+        """Returns 1 if it is done by all threads, otherwise 0."""
         self._require_owner()
         offset = checked_offset(file_offset)
         address = checked_address(buffer)
@@ -257,6 +250,7 @@ class Handle(LockedTensors):
             self._in_calls.discard(number)  # after an interrupt the next wait() reports the operation
         if failures:
             raise failures[0]
+        return int(is_split and not is_background)
 
     def _finish(self, operations: Mapping[int, Operation]) -> tuple[int, list[StorageError]]:
         """Wait for operations; return how many ended, and the failures. Each outcome goes to one waiting thread."""

@@ -58,7 +58,7 @@ class AsyncIOModule:
         settings = HandleSettings(
             block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism, engine
         ).checked()
-        requested = storage_engines.forced_engine() or engine
+        requested = env.ACCEL_AIO_ENGINE.get() or engine
         reasons = []
         for name in storage_engines.ENGINES if requested is None else (requested,):
             handle = self._create(name, settings)
@@ -125,7 +125,7 @@ def _load_checks(_: object) -> list[CheckOutcome]:
     """The engine that is forced exists. Whether it works is known when a handle is made."""
     if env.ACCEL_AIO_ENGINE.raw() is None:
         return []
-    return [guarded("storage engine", lambda: Passed("storage engine", storage_engines.forced_engine() or ""))]
+    return [guarded("storage engine", lambda: Passed("storage engine", env.ACCEL_AIO_ENGINE.get() or ""))]
 
 
 _FILES = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -82,9 +82,7 @@ class TensorStore:
             OpArgumentError: the name is invalid, or the tensor cannot be stored; nothing was written.
             StorageError: writing failed; the store has the old value.
         """
-        self._files.path(name)
-        body, info = body_to_write(tensor)
-        self._queue.run(name, partial(self._save, name, body, info, progress))
+        self._queue.run(name, self._saving(name, tensor, progress))
 
     def save_async(self, name: str, tensor: torch.Tensor, *, progress: Progress | None = None) -> Future[None]:
         """As :meth:`save`, in the background.
@@ -94,9 +92,7 @@ class TensorStore:
         here, other errors by the future; errors that no future has reported are raised by :meth:`wait` and
         :meth:`close`. The future cannot be cancelled.
         """
-        self._files.path(name)
-        body, info = body_to_write(tensor)
-        return self._queue.begin(name, partial(self._save, name, body, info, progress))
+        return self._queue.begin(name, self._saving(name, tensor, progress))
 
     def load(self, name: str, out: torch.Tensor | None = None, *, progress: Progress | None = None) -> torch.Tensor:
         """Read a tensor.
@@ -181,6 +177,10 @@ class TensorStore:
         return f"TensorStore({str(self.directory)!r})"
 
     # The work ----------------------------------------------------------------------------------
+
+    def _saving(self, name: str, tensor: torch.Tensor, progress: Progress | None) -> Callable[[], None]:
+        self._files.path(name)
+        return partial(self._save, name, *body_to_write(tensor), progress)
 
     def _save(self, name: str, body: torch.Tensor, info: TensorInfo, progress: Progress | None) -> None:
         path = self._files.path(name)

@@ -41,18 +41,18 @@ def test_later_files_override_earlier_ones_and_missing_ones_are_skipped(tmp_path
         (tmp_path / name / ".accel_env").write_text(text)
     found, notes = read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
     assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": "", "F": "g", "H": "i"}
-    files = ", ".join(str(tmp_path / name / ".accel_env") for name in ("home", "here"))
-    assert notes == {"info": f"Read environment variables from {files}"}
+    files = (tmp_path / name / ".accel_env" for name in ("home", "here"))
+    assert notes == [("info", f"Read environment variables from {file}") for file in files]
 
 
 def test_a_file_for_deepspeed_alone_is_named(tmp_path: Path) -> None:
     theirs = tmp_path / ".deepspeed_env"
     theirs.write_text("A=1\n")
     found, notes = read_environment_files([tmp_path])
-    assert (found, notes) == ({}, {"warning": f"Warning: {theirs} is not read. Remedy: Name it .accel_env."})
+    assert (found, notes) == ({}, [("warning", f"Warning: {theirs} is not read. Remedy: Name it .accel_env.")])
     (tmp_path / ".accel_env").write_text("B=1\n")
     found, notes = read_environment_files([tmp_path])
-    assert (found, list(notes)) == ({"B": "1"}, ["info"])
+    assert (found, [level for level, _ in notes]) == ({"B": "1"}, ["info"])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_file_that_another_user_can_have_written_is_ignored(
         directory, named = tmp_path, tmp_path / ".accel_env"
         named.symlink_to(file)
     variables, notes = read_environment_files([directory])
-    (note,) = notes.values()
+    ((_, note),) = notes
     assert variables == {}
     assert note.startswith(f"Warning: ignored {named} (")
     assert reason.format(directory=file.parent, file=named) in note
@@ -91,7 +91,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".accel_env")
     variables, notes = read_environment_files([tmp_path])
     assert variables == {}
-    assert "it is not a file" in notes["warning"]
+    assert "it is not a file" in notes[0][1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -102,7 +102,7 @@ def test_a_home_that_cannot_be_searched_has_no_file(tmp_path: Path, monkeypatch:
 
     def become() -> None:
         os.setuid(54321)
-        assert read_environment_files([Path("home")]) == ({}, {})
+        assert read_environment_files([Path("home")]) == ({}, [])
 
     assert wait_for([fork(become)]) == [0]
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
+from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops import distributed
-from op_builder.ops.comm.across import require_across, store_for_threads
+from op_builder.ops.comm.across import store_for_threads
 from op_builder.ops.comm.hosts import HostFacts, Layout, MadeGroups, exchange, host_identity, layout
 from op_builder.ops.comm.shared_memory_group import usable_cores
 from op_builder.ops.comm.shared_memory_meeting import MemoryFacts
@@ -34,11 +34,6 @@ def test_cores_are_those_of_all_ranks_and_no_more_than_a_quota() -> None:
     assert usable_cores([facts([0, 1], None), facts([1, 2], None)]) == 3
     assert usable_cores([facts([0, 1], None), facts([2, 3], 1.5)]) == 1.5
     assert usable_cores([facts([0], 8.0)]) == 1
-
-
-def test_an_unknown_way_between_hosts_is_refused() -> None:
-    with pytest.raises(EnvironmentValueError, match="gloo or ccl"):
-        require_across("pigeons")
 
 
 def test_processes_of_one_machine_have_one_identity_and_a_name_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
