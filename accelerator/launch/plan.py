@@ -16,11 +16,8 @@ from accelerator.launch.binding import RankBinding, parse_core_list, plan_bindin
 from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
-<<<<<<< HEAD
 from op_builder.messages import counted
-=======
 from op_builder.system.outcomes import Rejection
->>>>>>> trim
 
 FILE_NAME = ".accel_env"
 _DEEPSPEEDS_NAME = ".deepspeed_env"

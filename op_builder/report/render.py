@@ -10,11 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-<<<<<<< HEAD
-from op_builder.messages import counted, size_text
-=======
-from op_builder.messages import grouped, size_text
->>>>>>> trim
+from op_builder.messages import counted, grouped, size_text
 
 _WIDE = 120  # columns; a wider table has separate columns for reason and remedy
 

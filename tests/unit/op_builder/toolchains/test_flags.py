@@ -84,39 +84,6 @@ def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        "-Wl,-Map=/x",
-        "-Wl,-Map,/x",
-        "-Wl,--Map=/x",
-        "-Xlinker -Map=/x",
-        "-Xlinker -Map -Xlinker /x",
-        "-Wl,-O1,--out-implib=/x",
-        "-Wl,--reproduce=/x",
-        "-ftime-trace=/x",
-        "-Xclang -ftime-trace=/x",
-        "-Xcompiler=-ftime-trace=/x",
-        "-fopt-info-all=/x",
-        "-fopt-info-vec-missed=/x",
-        "-fdump-tree-all=/x",
-        "-fsave-optimization-record",
-        "-fsave-optimization-record=yaml",
-        "-foptimization-record-file=/x",
-        "-Wa,-a=/x",
-        "-Wa,-g,-ahls=/x",
-        "-Xassembler -aln=/x",
-        "-aux-info /x",
-        "--serialize-diagnostics /x",
-        "-dumpdir /x",
-        "--time=/x",
-    ],
-)
-def test_a_report_into_a_file_is_refused(flags: str) -> None:
-    with pytest.raises(AccelError, match="names an output"):
-        checked_flags(flags.split())
-
-
-@pytest.mark.parametrize(
     "flag",
     [
         *("-march=native", "-Wa,-mtune=generic", "-Wl,-z,max-page-size=4096", "-fopt-info", "-DX=-Map", "-Wa,-al"),
