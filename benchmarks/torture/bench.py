@@ -305,7 +305,8 @@ def make_counted_compilers(directory: Path, log: Path, flag: str = "-DTORTURE") 
         real = shutil.which(name)
         if real is None:
             continue
-        defines = [f'-DREAL="{real}"', f'-DLOG="{log}"', f'-DFLAG="{flag}"', f'-DEMULATOR="{EMULATOR}"']
+        emulator = "" if name == "nvcc" else EMULATOR  # nvcc may be a script
+        defines = [f'-DREAL="{real}"', f'-DLOG="{log}"', f'-DFLAG="{flag}"', f'-DEMULATOR="{emulator}"']
         subprocess.run(["gcc", "-O1", *defines, str(source), "-o", str(directory / name)], check=True)
     source.unlink()
 

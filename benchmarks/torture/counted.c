@@ -31,7 +31,7 @@ int main(int count, char **words) {
   memcpy(command, words, count * sizeof *all);
   command[0] = (char *)REAL;
   if (is_compilation) command[count] = (char *)FLAG;
-  char *cpu = getenv("TORTURE_COMPILER_CPU");
+  char *cpu = *EMULATOR ? getenv("TORTURE_COMPILER_CPU") : NULL;
   if (cpu) {
     command = all;
     command[0] = (char *)EMULATOR, command[1] = (char *)"-cpu", command[2] = cpu;

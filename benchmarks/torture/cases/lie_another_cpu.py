@@ -7,7 +7,7 @@ runs in it, too, so that -march=native means that CPU.
 import shutil
 from pathlib import Path
 
-from benchmarks.torture.bench import EMULATOR, Bench, NotApplicable, Outcome
+from benchmarks.torture.bench import EMULATOR, UNCLEAR, Bench, NotApplicable, Outcome, Run
 
 CPU = "Nehalem"
 CPUINFO = Path("/proc/cpuinfo")
@@ -29,7 +29,17 @@ def run(bench: Bench) -> Outcome:
         bench.write(1, HEADER)
     bench.prepare(*flags, expected=here)
     move_to_another_cpu(bench)
-    return bench.judge(bench.start(*flags, TORTURE_COMPILER_CPU=CPU).wait(timeout_s=900), there)
+    outcome = bench.judge(load_there(bench, flags), there)
+    if outcome.word == UNCLEAR:
+        bench.clear_cache()
+        if load_there(bench, flags).status != 0:
+            raise NotApplicable(f"it fails in the emulator with an empty cache, too: {outcome.detail}")
+    return outcome
+
+
+def load_there(bench: Bench, flags: list[str]) -> Run:
+    """Load in the emulator, which takes longer."""
+    return bench.start(*flags, TORTURE_COMPILER_CPU=CPU).wait(timeout_s=300)
 
 
 def move_to_another_cpu(bench: Bench) -> None:

@@ -1,5 +1,8 @@
 """torch is replaced by another release in place"""
 
+import sys
+from pathlib import Path
+
 from benchmarks.torture.bench import Bench, NotApplicable, Outcome
 from benchmarks.torture.contenders import Environment, named, packages_of
 
@@ -13,7 +16,7 @@ def run(bench: Bench) -> Outcome:
     bench.write(1, "#include <torch/version.h>\n#undef VALUE\n#define VALUE TORCH_VERSION_MINOR\n")
     environment = Environment(bench.root, bench.contender)
     bench.python = environment.python
-    environment.install_packages(packages_of(bench.contender.python()))
+    environment.install_packages(packages_of(Path(sys.executable)))
     bench.prepare(expected=13)
     environment.install_packages(packages_of(newer.python()))
     return bench.judge(bench.load(), 15)
