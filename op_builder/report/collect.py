@@ -190,8 +190,9 @@ def _builder_of(name: str) -> OpBuilder:
         what = "is not an OpBuilder" if hasattr(module, class_name) else "does not exist"
         builders = filter(_is_builder, vars(module).values())
         own = [builder.__name__ for builder in builders if builder.__module__ == module_name]
-        names = ", ".join(dict.fromkeys(own)) or "none"
-        raise UnknownOpError(f"{name!r}: {class_name!r} {what}.", f"The builders of {module_name} are: {names}.")
+        names = ", ".join(dict.fromkeys(own))
+        remedy = f"Use one of {names}." if names else f"Name the module that defines it; {module_name} has no builders."
+        raise UnknownOpError(f"{name!r}: {class_name!r} {what}.", remedy)
     try:
         return found()
     except Exception as error:
