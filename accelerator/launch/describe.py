@@ -57,10 +57,7 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
             continue
         prefix += "" if is_local else "on a host like this one, "
         lines.append(f"{prefix}environment of all ranks: {assignments({**job.variables, **plan.variables})}")
-        lines += [f"{prefix}local rank {rank}: {plan.describe(rank)}" for rank in range(len(plan.bindings))]
-        if not plan.bindings:
-            lines.append(f"{prefix}no rank is bound to cores (--bind_cores_to_rank)")
-        lines += plan.notes
+        lines += [f"{prefix}{line}" for line in (*plan.lines(), *plan.notes)]
     return lines
 
 

@@ -297,29 +297,8 @@ def test_the_path_of_a_missing_source_is_where_it_would_be() -> None:
     assert builder.deepspeed_src_path(Path(__file__).name) == __file__
 
 
-USES_CPP_EXTENSION = """
-import sys, torch
-from op_builder.builder import CPUOpBuilder
-
-class ToolkitBuilder(CPUOpBuilder):
-    NAME = "toolkit"
-
-    def sources(self):
-        return []
-
-    def is_compatible(self, verbose=False):
-        return torch.utils.cpp_extension.CUDA_HOME is None or True
-
-builder = ToolkitBuilder()
-assert "setuptools" not in sys.modules
-assert builder.is_compatible()
-from torch.utils.cpp_extension import BuildExtension
-assert BuildExtension.__name__ == "BuildExtension"
-"""
-
-
 def test_is_compatible_may_use_cpp_extension_without_its_import() -> None:
-    done = python("-c", USES_CPP_EXTENSION)
+    done = python("-m", "tests.support.uses_cpp_extension")
     assert done.returncode == 0, done.stderr
 
 

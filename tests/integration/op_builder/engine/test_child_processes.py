@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,25 +10,9 @@ import pytest
 
 from op_builder.errors import IncompatibleOpError
 from tests.support.compilers import program
-from tests.support.foreign_package import python
+from tests.support.foreign_package import ROOT, python
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, added
 
-# The console script's commands, in a process that has imported and probed nothing yet; then a load, whose module needs
-# torch, so that a child that imports torch tries it.
-CODE = """
-from op_builder.__main__ import main
-for command in ("report", "build own:OwnBuilder", "cache verify", "launch --num_accelerators 1 --no_python true"):
-    assert main(command.split()) == 0, command
-from op_builder import load_inline
-text = '''
-#include <Python.h>
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, nullptr};
-PyMODINIT_FUNC PyInit_m() {
-  return PyImport_ImportModule("torch") == nullptr ? nullptr : PyModule_Create(&definition);
-}
-'''
-print(load_inline("m", text).__name__)
-"""
 STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
 INSTALLED = ("torch", "op_builder", "numpy", "sympy", "typing_extensions", "psutil", "ninja", "packaging", "setuptools")
 
@@ -37,10 +22,11 @@ def test_no_load_and_no_command_imports_from_the_current_directory(tmp_path: Pat
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    for name, text in {"script.py": CODE, "own.py": OWN_BUILDER, "own.cpp": ENTRY}.items():
+    script = shutil.copy(ROOT / "tests" / "support" / "every_command.py", scripts)
+    for name, text in {"own.py": OWN_BUILDER, "own.cpp": ENTRY}.items():
         (scripts / name).write_text(text)
     variables = {"ACCEL_CACHE_DIR": str(tmp_path / "cache"), "ACCEL_ACCELERATOR": "cpu"}
-    done = python(scripts / "script.py", cwd=tmp_path, **variables)
+    done = python(script, cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
