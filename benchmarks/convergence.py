@@ -119,7 +119,9 @@ def fit_function(storage: Storage, steps: int, seed: int, advance: Advance) -> l
     losses = []
     for step in range(steps):
         # To zero in the last third: the final loss is the distance from the minimum, not the noise around it.
-        optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, 3 * (1 - step / steps))
+        now = learning_rate * min(1.0, 3 * (1 - step / steps))
+        (group,) = optimizer.param_groups
+        group["lr"] = torch.tensor(now) if isinstance(group["lr"], torch.Tensor) else now  # a tensor in torchao
         chosen = torch.randint(512, (64,), generator=generator)
         loss = ((model(inputs[chosen]) - targets[chosen]) ** 2).mean()
         optimizer.zero_grad()
