@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import itertools
 import json
 import os
 import re
@@ -67,8 +66,7 @@ def main() -> None:
         first = build(Path(scratch, "a"), commit, sorted(options.targets, key=VARYING.__contains__), epoch)
         second = build(Path(scratch, "elsewhere/b"), commit, again, epoch)
         for one, other in zip(first, second, strict=False):
-            if difference := first_difference(one, other):
-                fail(f"Two builds of {one.name} differ. {difference}")
+            require_equal(one, other)
         run(sys.executable, "-m", "twine", "check", "--strict", *first)
         for wheel in first[1:]:
             check_wheel(wheel, Path(scratch))
@@ -120,26 +118,12 @@ def build(directory: Path, commit: str, targets: Sequence[str], epoch: str) -> l
     return made
 
 
-def first_difference(one: Path, other: Path) -> str:
-    """The first member of two wheels or sdists that differs, and how; empty if the files are equal."""
-    if one.read_bytes() == other.read_bytes():
-        return ""
-    for first, second in itertools.zip_longest(members(one), members(other), fillvalue=("nothing", None, None)):
-        if first[0] != second[0]:
-            return f"One has {first[0]} where the other has {second[0]}."
-        if first != second:
-            return f"{first[0]} has other {'contents' if first[2] != second[2] else 'times or modes'}."
-    return "Their members are equal; the archives were written in another way."
-
-
-def members(path: Path) -> list[tuple[str, object, bytes | None]]:
-    """Name, times and modes, and contents of each member."""
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as wheel:
-            return [(each.filename, (each.date_time, each.external_attr), wheel.read(each)) for each in wheel.filelist]
-    with tarfile.open(path) as sdist:
-        found = [(each, sdist.extractfile(each)) for each in sdist]
-        return [(each.name, (each.mtime, each.mode, each.uname), file.read() if file else b"") for each, file in found]
+def require_equal(one: Path, other: Path) -> None:
+    """Fail, and keep both files, if two builds differ."""
+    if one.read_bytes() != other.read_bytes():
+        kept = Path(tempfile.mkdtemp(prefix="accel-ops-differ-"))
+        copies = [shutil.copytree(file.parent, kept / name) / file.name for name, file in (("a", one), ("b", other))]
+        fail(f"Two builds of {one.name} differ; diffoscope shows how: {copies[0]} {copies[1]}")
 
 
 def check_wheel(wheel: Path, scratch: Path) -> None:

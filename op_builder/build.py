@@ -40,7 +40,7 @@ _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled"
 
 @reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
-    """The command line; returns the exit status: 0, 1 if an op failed, 2 for an unknown op."""
+    """The command line; returns the exit status: 0, 1 if an op failed, 2 for any other error."""
     parser = argparse.ArgumentParser(prog=prog, description="Compile ops into the cache, before they are loaded.")
     parser.add_argument(
         "ops",
@@ -113,11 +113,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBuilder]) -> int:
     """Have pip build the project's wheel with these ops, or with all; returns the exit status."""
     if not Path("pyproject.toml").is_file():
-        print(f"No pyproject.toml in {Path.cwd()}.\n  Remedy: Run this in the project of the ops.", file=sys.stderr)
-        return 2
+        raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the project of the ops.")
     if importlib.util.find_spec("pip") is None:
-        print(f"pip is not installed in {sys.prefix}.\n  Remedy: Install pip there.", file=sys.stderr)
-        return 2
+        raise AccelError(f"pip is not installed in {sys.prefix}.", "Install pip there.")
     switches = {variable_of(builder): "1" for builder in builders}
     switches[env.ACCEL_BUILD_OPS.name] = "0" if builders else "1"
     environment = env.child_environment(
@@ -128,12 +126,10 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
         status = subprocess.run(command, env=environment, check=False).returncode
         for wheel in Path(made).glob("*.whl"):
             if not any(f"/{PREBUILT_DIRECTORY}/" in name for name in zipfile.ZipFile(wheel).namelist()):
-                print(
-                    f"The project's build backend put no op into {wheel.name}, so the wheel was removed.\n"
-                    '  Remedy: Use the backend accel_ops_build, as the pyproject.toml of "accel-ops new" does.',
-                    file=sys.stderr,
+                raise AccelError(
+                    f"The project's build backend put no op into {wheel.name}, so the wheel was removed.",
+                    'Use the backend accel_ops_build, as the pyproject.toml of "accel-ops new" does.',
                 )
-                return 1
             os.makedirs(directory, exist_ok=True)
             shutil.move(wheel, os.path.join(directory, wheel.name))
             print(f"Built {os.path.join(directory, wheel.name)}")
@@ -147,19 +143,13 @@ def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
     ]
     skipped = ", ".join(builder.name for builder in builders if builder not in chosen)
     if skipped and not is_all:
-        print(
-            f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.\n"
-            "  Remedy: Name ops with Binding.TORCH, or no op.",
-            file=sys.stderr,
+        raise AccelError(
+            f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.",
+            "Name ops with Binding.TORCH, or no op.",
         )
-        return 2
     for builder in chosen or [GivenBuilder("plain", {"plain.cpp": ""})]:
-        try:
-            plan = builder.plan()
-            entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)
-        except AccelError as error:
-            print(error, file=sys.stderr)
-            return 1
+        plan = builder.plan()
+        entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)
         print(f"Precompiled torch/extension.h for {builder.name}: {entry.directory}")
     return 0
 

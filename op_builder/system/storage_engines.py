@@ -6,21 +6,10 @@ import errno
 import os
 
 from op_builder import env
-from op_builder.errors import IncompatibleOpError, OpArgumentError
+from op_builder.errors import IncompatibleOpError
 
 ENGINES = env.AIO_ENGINES
 """Names of the engines, in the order in which they are tried."""
-
-
-def checked_engine(name: str | None) -> str | None:
-    """An argument that may name an engine.
-
-    Raises:
-        OpArgumentError: the engine is unknown.
-    """
-    if name is not None and name not in ENGINES:
-        raise OpArgumentError(f"Unknown engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
-    return name
 
 
 def unusable_engine(name: str, reason: str) -> IncompatibleOpError:

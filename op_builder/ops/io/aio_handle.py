@@ -45,7 +45,9 @@ class HandleSettings(NamedTuple):
 
     def checked(self) -> HandleSettings:
         """The same as ints and bools; raises an OpArgumentError if a number is out of range or the engine unknown."""
-        storage_engines.checked_engine(self.engine)
+        if self.engine not in (None, *storage_engines.ENGINES):
+            allowed = ", ".join(storage_engines.ENGINES)
+            raise OpArgumentError(f"Unknown engine {self.engine!r}.", f"Choose one of {allowed}.")
         numbers: dict[str, Any] = {}
         for name, most in (("block_size", 1 << 62), ("queue_depth", 1 << 15), ("intra_op_parallelism", 1 << 10)):
             numbers[name] = bounded_int(name, getattr(self, name), 1, most, f"Pass an int of 1 to {most}.")
