@@ -373,10 +373,9 @@ def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     return any(last_touched_ns(status) >= started_ns for status in statuses)
 
 
-def named_since(started_ns: int, plan: BuildPlan) -> list[str]:
-    """The files that flags name by absolute paths and that were written at ``started_ns`` or later."""
-    named = named_files([*_compile_flags(plan), *plan.link_flags])
-    return [name for name in named if last_touched_ns(file_status(name)) >= started_ns]
+def named_statuses(plan: BuildPlan) -> dict[str, tuple[int, ...] | None]:
+    """The statuses of the existing files that flags name by absolute paths."""
+    return {name: file_status(name) for name in named_files([*_compile_flags(plan), *plan.link_flags])}
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

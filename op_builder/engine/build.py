@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
-from op_builder.cache.key import BuildKey, PlanKey, Roots, named_since, plan_key, plan_parts, saved_since
+from op_builder.cache.key import BuildKey, PlanKey, Roots, named_statuses, plan_key, plan_parts, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
@@ -151,11 +151,12 @@ class _Build:
                 restored = set() if attempt or self.options.force else objects.restore(key, staging)
                 commands = self._commands(staging)
                 known = _files_in(staging) | commands.outputs | {self.plan.artifact_name, _LOG}
+                named = named_statuses(self.plan)
                 try:
                     self._compile(commands, staging, restored)
                 finally:
                     others = sorted(_files_in(staging) - known)
-                    saved = named_since(started_ns, self.plan)
+                    saved = [name for name, now in named_statuses(self.plan).items() if named.get(name) != now]
                     if not (others or saved) and self._has_same_sources(key):
                         objects.store(key, staging, finished_outputs(staging), started_ns)
                 # An input may have been saved during the first build. What the next build writes again is an output.

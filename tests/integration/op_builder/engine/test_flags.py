@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_a_file_that_a_flag_names_may_be_saved_during_a_build(small: SmallBuilde
     small.link = [f"-Wl,--version-script={script}"]
     not_saved = [script]
     compile_op(small, BuildOptions(progress=lambda *_: [each.touch() for each in not_saved] and not_saved.clear()))
+    assert find_cached(small) is not None
+
+
+def test_a_file_that_a_flag_names_may_have_a_time_in_the_future(small: SmallBuilder, tmp_path: Path) -> None:
+    script = tmp_path / "versions"
+    script.write_text("{ global: *; };")
+    os.utime(script, (2**32, 2**32))  # the clock of a file server may be ahead
+    small.link = [f"-Wl,--version-script={script}"]
+    compile_op(small)
     assert find_cached(small) is not None
 
 
