@@ -71,7 +71,7 @@ _NOTE = (
     "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "
     "if they are not there: set TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0, or TMPDIR. "
     "Numba's default is next to each source; that of SGLang is not known here. "
-    "'*': tried by accel-ops; the others: what their documentation says."
+    "'*': tried by accel-ops. 'not known': neither tried nor documented. The others: what their documentation says."
 )
 
 _ELSEWHERE = """# Inductor's precompiled headers stay elsewhere: in torchinductor_USER of TMPDIR. Without them:

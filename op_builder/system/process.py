@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -14,6 +15,12 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from op_builder.errors import ToolchainError
+
+OUT_OF_RESOURCES = (
+    "The machine ran out of memory or processes: set ACCEL_MAX_JOBS=1, end other processes, or raise the limits "
+    "(ulimit -u, memory.max and pids.max of the control group)."
+)
+"""The remedy where no process can be started."""
 
 
 class Finished(NamedTuple):
@@ -60,6 +67,10 @@ def run(
                 start_new_session=True,
             )
         except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOMEM):
+                raise ToolchainError(
+                    f"{command[0]} cannot be started now: {error.strerror}.", OUT_OF_RESOURCES
+                ) from error
             raise ToolchainError(
                 f"{command[0]} cannot be started: {error.strerror}.", "Check that it exists and may be executed."
             ) from error

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from op_builder.system.process import OUT_OF_RESOURCES
+
 _Remedy = str | Callable[[re.Match[str], str], str]
 """A text with ``\\1`` for what the pattern found, or a function of the match and the failing command."""
 
@@ -91,8 +93,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
         r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by) signal 9\b"
         r"|Resource temporarily unavailable|\b[Cc]annot fork\b",
-        "The machine ran out of memory or processes: set ACCEL_MAX_JOBS=1, end other processes, or raise the limits "
-        "(ulimit -u, memory.max and pids.max of the control group).",
+        OUT_OF_RESOURCES,
     ),
     (
         r"unsupported (?:GNU|clang) version|[Ff]ailed to preprocess host compiler|[Hh]ost compiler targets unsupported"

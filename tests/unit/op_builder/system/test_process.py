@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -26,3 +29,13 @@ def test_a_process_that_ignores_its_children_is_refused(ask: Callable[[], object
 
 def test_paths_in_the_output_keep_their_bytes() -> None:
     assert run(["printf", "/a\\377b"]).output.encode(errors="surrogateescape") == b"/a\xffb"
+
+
+def test_where_no_process_can_be_started_the_remedy_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ToolchainError, match="cannot be started now") as caught:
+        run(["true"])
+    assert "pids.max" in caught.value.remedy
