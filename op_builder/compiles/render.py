@@ -17,7 +17,10 @@ _HEAD = "  start       s   CPU s  cache          what"
 def table(starts: Sequence[Start], since: float) -> str:
     """A row for each compiler that compiled, with who asked and why below it, and the sums."""
     compiled, queries = [start for start in starts if not start.is_query], [start for start in starts if start.is_query]
-    rows = [_sums("compiled", compiled)]
+    refused = sum(start.is_refused for start in compiled)
+    rows = [_sums("compiled", [start for start in compiled if not start.is_refused])]
+    if refused:
+        rows[0] += f" {counted(refused, 'compiler')} refused."
     if compiled:
         rows += ["", _HEAD]
     for start in compiled:
