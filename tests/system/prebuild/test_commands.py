@@ -16,7 +16,7 @@ PAGES = {
     "pages": [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
     "acme_accel": [ROOT / "examples" / "acme_accel" / "README.md"],
 }
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:accel-ops|accel-launch|python|pip|make|cp|sed|mkdir|cd|eval|export) ")
 INLINE = re.compile(
     r"`((?:[A-Z_]+=[^\s`]+ )*(?:accel-ops|accel-launch|python -m (?:accelerator|op_builder)[\w.]*) [^`\n]+)`"

@@ -100,7 +100,7 @@ def test_sdist_and_wheel_are_equal_whenever_and_wherever_they_are_built(
         rounds.append((sdist, the_wheel(directory)))
     assert binaries_in(rounds[0][1]) == ["pin_memory"]
     for first, second in zip(*rounds, strict=True):
-        assert release.first_difference(first, second) == ""
+        release.require_equal(first, second)
 
 
 # CUDA, from a machine that has a toolkit and no device ---------------------------------------
