@@ -1,6 +1,6 @@
 // Notes which programs start, for `accel-ops run --compiles`. The variable LD_PRELOAD loads it into every process that is
-// linked dynamically, however the process was started, and changes its arguments and streams only
-// in mode raise, where a refused compiler prints a line and ends.
+// linked dynamically, however the process was started, and changes no arguments. It writes to stderr
+// only in mode raise, where a refused compiler prints a line and ends.
 //
 // ACCEL_COMPILES is "MODE:FILE". Each record is one write() in append mode, so that records of processes do not mix:
 // 0x1e, fields that end with 0x1f, 0x1e. `op_builder.system.ledger` reads them.

@@ -100,7 +100,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
 
 
 def _report_miss(plan: BuildPlan, key: PlanKey, cache: Cache, options: BuildOptions) -> None:
-    """Report why no entry is used. It compares with all of the op, which takes time."""
+    """Report why no entry is used. Comparing with all entries of the op takes time."""
     nearest, reasons = None, ["it was requested"]
     if not options.force:
         nearest, differences = nearest_miss(cache.entries(plan.op), key, Roots.of(plan), cache.memo)
@@ -153,12 +153,20 @@ class _Build:
                 known = _files_in(staging) | commands.outputs | {self.plan.artifact_name, _LOG}
                 named = named_statuses(self.plan)
                 try:
-                    self._compile(commands, staging, restored)
+                    self._compile(commands, staging, restored, known)
                 finally:
                     others = sorted(_files_in(staging) - known)
                     saved = [name for name, now in named_statuses(self.plan).items() if named.get(name) != now]
-                    if not (others or saved) and self._has_same_sources(key):
-                        objects.store(key, staging, finished_outputs(staging), started_ns)
+                    finished = finished_outputs(staging)
+                    ended = {*restored, *finished}
+                    killed = tuple(
+                        name.removesuffix(".o")
+                        for name in (step.object_name for step in commands.compile_steps)
+                        if name not in ended
+                    )
+                    # A killed compiler leaves files that begin with its object's name.
+                    if not saved and all(name.startswith(killed) for name in others) and self._has_same_sources(key):
+                        objects.store(key, staging, finished, started_ns)
                 # An input may have been saved during the first build. What the next build writes again is an output.
                 self._require_one_output(others or (saved if attempt else []), staging)
                 inspection = self._inspected(staging)
@@ -189,8 +197,8 @@ class _Build:
         has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
         return build_commands(self.plan, self.toolset, staging, precompiled=has_header)
 
-    def _compile(self, commands: BuildCommands, staging: Path, restored: Container[str]) -> None:
-        """Run the commands, except for the objects in ``restored``."""
+    def _compile(self, commands: BuildCommands, staging: Path, restored: Container[str], known: set[str]) -> None:
+        """Run the commands, except for the objects in ``restored``; ``known`` are the files that they may write."""
         steps = [step for step in commands.compile_steps if step.object_name not in restored]
         write_file(self.plan, commands, steps, staging)
         self.position.unfinished = lambda: _unfinished(steps, staging)
@@ -204,7 +212,7 @@ class _Build:
                         len(steps),
                         len(commands.compile_steps),
                     )
-                self._run(steps, staging, jobs)
+                self._run(steps, staging, jobs, known)
                 self.position.unfinished = list
         except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
@@ -212,7 +220,7 @@ class _Build:
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
 
-    def _run(self, steps: Sequence[CompileStep], staging: Path, jobs: int) -> None:
+    def _run(self, steps: Sequence[CompileStep], staging: Path, jobs: int, known: set[str]) -> None:
         """Run ninja, again with half the jobs if memory, processes or disk space did not suffice for all."""
         while True:
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
@@ -231,6 +239,8 @@ class _Build:
                 "The machine cannot run so many compilers of '%s' together (%s); resuming with %d at a time.",
                 *(self.plan.op, diagnosis.diagnostic.partition("\n")[0], jobs),
             )
+            for name in _files_in(staging) - known:  # of killed compilers
+                (staging / name).unlink(missing_ok=True)
             self.options.cancel.wait(_RECOVERY_S)
 
     def _compile_error(self, diagnosis: Diagnosis, staging: Path) -> CompileError | CacheError:
@@ -275,7 +285,8 @@ class _Build:
     def _require_one_output(self, others: list[str], staging: Path) -> None:
         """Refuse a build whose compilers write ``others``, or whose binary writes into the staging directory."""
         # GCC's profiling writes its counts next to the object when the process ends.
-        is_named = os.fsencode(f"{os.path.realpath(staging)}/") in (staging / self.plan.artifact_name).read_bytes()
+        artifact = staging / self.plan.artifact_name
+        is_named = artifact.exists() and os.fsencode(f"{os.path.realpath(staging)}/") in artifact.read_bytes()
         if others or is_named:
             what = f"the file {others[0]}" if others else "files that the op writes when the process ends"
             raise ToolchainError(

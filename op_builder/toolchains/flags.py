@@ -17,7 +17,7 @@ _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 _TWO_WORDS = ("-Xclang", "-Xcompiler", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
 _NVCC_FILES = ("-optf", "--options-file")
 _LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dependency-target-name")
-_OUTPUTS = ("-o", "--output")
+_OUTPUTS = ("-o", "--output", "-dumpdir", "-dumpbase")
 # In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
 _OUTPUTS_PASSED_ON = (*_OUTPUTS, *_LISTS_HEADERS_INTO[:4], "-MD", "-MM", "-dependency-file", "--dependency-file")
 _NO_OUTPUTS = ("-optf", "-objcmt")
@@ -99,7 +99,7 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
     groups = grouped_flags(expand_response_files(flags))
     for flag, value, words in groups:
         # -MD, -MF FILE and their long names, also nvcc's.
-        if flag.startswith("-M") or (flag.startswith("--") and "dependenc" in flag):
+        if flag.startswith("-M") or (flag.startswith("--") and "dependenc" in flag.partition("=")[0]):
             if flag in _LISTS_HEADERS_INTO:
                 next(groups, None)
             continue
