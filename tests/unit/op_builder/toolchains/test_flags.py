@@ -93,6 +93,7 @@ def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) 
             "-fdump-record-layouts",
             "-ftime-report",
             "-mapx-features=egpr",
+            "--sysroot=/opt/dependencies",
         ),
     ],
 )
