@@ -76,10 +76,14 @@ def find_prebuilt(spec: OpSpec, plan_for: Callable[[tuple[str, ...]], BuildPlan]
     """
     for root in spec.prebuilt_roots:
         cache = Cache(root, in_package=True)
-        found = [(printable(_changes(entry, root.parent, plan_for)), entry) for entry in cache.entries(spec.name)]
-        for changes, entry in sorted(found, key=lambda each: bool(each[0])):
-            other_plan = Rejection(f"It was built from other files or flags: {changes}.") if changes else None
-            yield PrebuiltFacts(entry.directory, entry, other_plan or _damage(entry))
+        others = []
+        for entry in cache.entries(spec.name):
+            if changes := printable(_changes(entry, root.parent, plan_for)):
+                rejection = Rejection(f"It was built from other files or flags: {changes}.")
+                others.append(PrebuiltFacts(entry.directory, entry, rejection))
+            else:
+                yield PrebuiltFacts(entry.directory, entry, _damage(entry))
+        yield from others
         for directory, rejection in cache.damaged.items():
             yield PrebuiltFacts(directory, None, rejection._replace(remedy=_REINSTALL))
 
