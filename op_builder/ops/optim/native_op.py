@@ -250,7 +250,6 @@ class PreparedList:
             )
         torch.autograd.graph.increment_version((*self._changed, *self._grads) if zero_grads else self._changed)
 
-    @untraced
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
         """Use other gradients from the next update on, which checks them.
 
@@ -268,7 +267,7 @@ class PreparedList:
         try:
             for grad in filter(torch.Tensor.is_neg, grads):  # the dispatcher passes copies of lazy negations
                 require_memory("A lazy negation", grad)
-            with explained(), torch.no_grad():
+            with explained():
                 taken, *strided = self._op.ops.replace_grads.default(self._number, grads)
         except (RuntimeError, TypeError) as error:  # NotImplementedError, a RuntimeError: torch has no kernel for one
             if all(isinstance(grad, torch.Tensor) for grad in grads) and not isinstance(error, NotImplementedError):
@@ -285,7 +284,6 @@ class PreparedList:
             raise self._op.unfit_tensor({"grad": self._grads}, self._device)
         self._grads_are_writable = True
 
-    @untraced
     def moved_params(self) -> list[int]:
         """The indices of parameters whose memory, length or type changed since the last update."""
         if not self._number:
@@ -293,14 +291,12 @@ class PreparedList:
         moved: list[int] = self._op.ops.moved_params.default(self._number)
         return moved
 
-    @untraced
     def release_grads(self) -> None:
         """Drop the gradients; updates are rejected until :meth:`replace_grads`."""
         if self._number:
             self._op.ops.release_grads.default(self._number)
             self._grads = ()
 
-    @untraced
     def grad_norm(self) -> float:
         """The Euclidean norm of all gradients together, for tensors in host memory; inf or NaN if an element is.
 
