@@ -240,12 +240,18 @@ def duration(seconds: float) -> str:
 
 
 def report(
-    name: str, arguments: argparse.Namespace, machine: Machine, tables: Sequence[Table], samples: object
+    name: str,
+    arguments: argparse.Namespace,
+    machine: Machine,
+    tables: Sequence[Table],
+    samples: object,
+    file: str | None = None,
 ) -> None:
     """Print the tables, or everything as JSON; write that JSON to a file if ``--write`` was given.
 
     Args:
         samples: all measurements; dataclasses in it become objects.
+        file: the file's name without extension; None for ``name``.
     """
     record = {
         "benchmark": name,
@@ -263,7 +269,7 @@ def report(
         console.print(str(machine))
     if arguments.write:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        (RESULTS / f"{file or name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _jsonable(value: Any) -> object:

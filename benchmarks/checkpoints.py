@@ -94,7 +94,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     machine = _measure.describe_machine()
-    rounds = 2 if arguments.quick else 3
+    rounds = 2 if arguments.quick else 7
     contenders = (OURS, *arguments.peers)
     actions = {
         "save": ("save", None),

@@ -134,12 +134,13 @@ def fit_function(storage: Storage, steps: int, seed: int, advance: Advance) -> l
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A model to train; ``run`` returns the loss of each step."""
+    """A model to train; ``run`` returns the loss of each step. The final loss is the mean of the last ``averaged``."""
 
     name: str
     loss: str
     run: Callable[[Storage, int, int, Advance], list[float]]
     steps: int
+    averaged: int = SMOOTHED_STEPS
 
 
 TASKS = (
@@ -147,7 +148,7 @@ TASKS = (
     Task("function", "mean squared error", fit_function, 1500),
 )
 # Long enough for many seeds.
-SMALL = Task("small characters", "nats per character", partial(train_characters, width=32, batch_size=8), 3000)
+SMALL = Task("small characters", "nats per character", partial(train_characters, width=32, batch_size=8), 3000, 100)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +161,8 @@ class Result:
 
     @property
     def final(self) -> list[float]:
-        """For each seed, the mean loss of the last SMOOTHED_STEPS steps."""
-        return [statistics.mean(losses[-SMOOTHED_STEPS:]) for losses in self.losses]
+        """For each seed, the mean loss of the last steps."""
+        return [statistics.mean(losses[-self.task.averaged :]) for losses in self.losses]
 
     def above(self, reference: Result) -> list[float]:
         """For each seed, how much higher the final loss is than the reference's, as a fraction of it."""
@@ -252,8 +253,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=_measure.positive, metavar="N", help="runs of each contender (default: 3)")
     parser.add_argument("--small", action="store_true", help="only a model of width 32 with batches of 8, 3,000 steps")
     arguments = parser.parse_args()
-    if arguments.small and arguments.write:
-        parser.error("--write keeps the results of both tasks; it does not go with --small")
     torch.set_num_threads(1)  # so that the losses are the same on every machine with this instruction set
     machine = _measure.describe_machine()
     seeds = range(arguments.seeds or (1 if arguments.quick else 3))
@@ -272,8 +271,9 @@ def main() -> None:
         }
         for result in results
     ]
-    _measure.report("convergence", arguments, machine, [result_table(results)], samples)
-    if arguments.write:
+    file = "convergence_small" if arguments.small else None
+    _measure.report("convergence", arguments, machine, [result_table(results)], samples, file)
+    if arguments.write and not arguments.small:
         draw(results)
 
 
