@@ -87,8 +87,8 @@ def acme(site: Site) -> str:
     )
 
 
-def package(label: str = "acme", device: str = CPU) -> RegisteredPackage:
-    (found,) = (one for one in registered_packages(device) if one.label == label)
+def package(label: str = "acme") -> RegisteredPackage:
+    (found,) = (one for one in registered_packages(CPU) if one.label == label)
     return found
 
 
