@@ -7,13 +7,23 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from op_builder import env
+
 # On a busy machine, examples may take long.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def on_the_cpu() -> Iterator[None]:
+    """The accelerator is the CPU."""
+    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,8 +2,7 @@
 //
 // No exception leaves the library: it may have another C++ library than torch (ziglang's libc++), whose exceptions
 // would end the process. torch throws one in its place, which Python sees as a RuntimeError. Its text begins with the
-// name of the class that Python should see, "ValueError: ", and the loaded op (op_builder/load/loader.py) raises
-// that.
+// name of the class that Python should see, "ValueError: ", and the loaded op (op_builder/load/open.py) raises that.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,7 @@
 """The index of this project's ops: where each is declared.
 
 All other lists of ops follow from it: the packages ``op_builder.cpu``, ``cuda``, ``xpu`` and ``host``, ``ALL_OPS``, the
-report, the switches ``ACCEL_BUILD_<OP>``, uv's cache keys in ``pyproject.toml`` and the table in the documentation
-(``python -m op_builder.catalog`` prints them).
+report, the switches ``ACCEL_BUILD_<OP>``, uv's cache keys in ``pyproject.toml`` and the table in the documentation.
 """
 
 from __future__ import annotations
@@ -87,9 +86,3 @@ def markdown_table() -> str:
         devices = "all (host memory)" if op.host else "all" if op.elsewhere else ", ".join(op.devices)
         lines.append(f"| `{op.name}` | `{op.builder}` | {devices} | {op.summary} |")
     return "\n".join(lines) + "\n"
-
-
-def cache_keys() -> str:
-    """The lines with the ops' switches in uv's cache keys in ``pyproject.toml``."""
-    variables = sorted(op.build_variable for op in families() if op.is_native)
-    return "".join(f'  {{ env = "{variable}" }},\n' for variable in variables)

@@ -51,31 +51,14 @@ def _ancestry(mount: Path, group: str) -> Iterator[Path]:
         yield mount.joinpath(*parts[:length])
 
 
-def memory_limit_bytes(files: HostFiles) -> int | None:
-    """The smallest memory limit on this process, or None without one."""
-    return min((limit for _, limit in _memory_limits(files)), default=None)
-
-
-def memory_room_bytes(files: HostFiles) -> int | None:
-    """How much more this process's groups may use before a limit is met, or None without a limit.
-
-    Page cache that the kernel would drop first (``inactive_file``) counts as free.
-    """
-    return min((_room(directory, limit) for directory, limit in _memory_limits(files)), default=None)
-
-
 def total_memory_bytes(files: HostFiles) -> int:
     """Memory that this process can ever have: the machine's, or its control group's limit if that is less."""
-    total = _machine_bytes(files, "MemTotal")
-    limit = memory_limit_bytes(files)
-    return total if limit is None else min(total, limit)
+    return min([_machine_bytes(files, "MemTotal"), *(limit for _, limit in _memory_limits(files))])
 
 
 def available_memory_bytes(files: HostFiles) -> int:
     """Memory that this process can still get without swapping or meeting its control group's limit."""
-    available = _machine_bytes(files, "MemAvailable")
-    room = memory_room_bytes(files)
-    return available if room is None else min(available, room)
+    return min([_machine_bytes(files, "MemAvailable"), *(_room(*found) for found in _memory_limits(files))])
 
 
 def _machine_bytes(files: HostFiles, name: str) -> int:
@@ -100,6 +83,7 @@ def _memory_limits(files: HostFiles) -> Iterator[tuple[Path, int]]:
 
 
 def _room(directory: Path, limit: int) -> int:
+    """How much more a group may use; page cache that the kernel would drop first (``inactive_file``) counts as free."""
     used = next(
         (int(text) for name in ("memory.current", "memory.usage_in_bytes") if (text := read_text(directory / name))), 0
     )

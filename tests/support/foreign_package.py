@@ -6,7 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -58,15 +58,19 @@ def load_module(name: str) -> ModuleType:
 
 
 def python(
-    *arguments: str | Path, cwd: Path | None = None, **variables: str | None
+    *arguments: str | Path, cwd: Path | None = None, paths: Sequence[Path] = (), **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python in a new process that imports from the checkout."""
-    environment = env.child_environment(**{"PYTHONPATH": str(ROOT), **variables})
+    """Run Python in a new process that imports from ``paths`` and the checkout."""
+    environment = env.child_environment(**{"PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT])), **variables})
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
 
 
-def run_python(code: str, *paths: Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a new process that imports from the checkout and ``paths``."""
-    return python("-c", code, **{"PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT])), **variables})
+def output_of(
+    *arguments: str | Path, cwd: Path | None = None, paths: Sequence[Path] = (), **variables: str | None
+) -> str:
+    """What that process prints; it must succeed."""
+    done = python(*arguments, cwd=cwd, paths=paths, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

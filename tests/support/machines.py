@@ -63,8 +63,8 @@ class Machine:
         self._patch.setattr(torch.version, "xpu", "20250301")
         self.device_module("xpu", available=available)
 
-    def ipex(self, available: bool = True, version: str = "2.8.10+xpu") -> None:
-        self.native_xpu(available)
+    def ipex(self, version: str = "2.8.10+xpu") -> None:
+        self.native_xpu()
         self.package("intel_extension_for_pytorch", __version__=version)
 
     def xpu_external(self, available: bool = True) -> None:
@@ -87,10 +87,9 @@ class Machine:
     mlu = partialmethod(_vendor, "mlu")
     supa = partialmethod(_vendor, "supa")
 
-    def mps(self, available: bool = True) -> None:
-        if available:
-            self._patch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
-            self._patch.setattr(torch.mps, "device_count", lambda: 1)
+    def mps(self) -> None:
+        self._patch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+        self._patch.setattr(torch.mps, "device_count", lambda: 1)
 
     def hpu(self, available: bool = True) -> None:
         name = "habana_frameworks.torch.hpu"

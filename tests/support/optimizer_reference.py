@@ -277,11 +277,9 @@ def make_tensors(
     return Tensors(make(1.0, param), make(0.1, grad), tuple(states))
 
 
-def as_lists(members: Sequence[Tensors], copies: Sequence[torch.Tensor] = ()) -> TensorLists:
+def as_lists(members: Sequence[Tensors]) -> TensorLists:
     states = zip(*(one.states for one in members), strict=True)
-    return TensorLists(
-        [one.param for one in members], [one.grad for one in members], [list(state) for state in states], (), copies
-    )
+    return TensorLists([one.param for one in members], [one.grad for one in members], list(map(list, states)))
 
 
 def update(module: HostOp, tensors: Tensors, options: Options, step: int = 3, **also: Any) -> Tensors:

@@ -99,22 +99,6 @@ def assert_whole(cache: Cache) -> None:
     assert list((cache.home / "staging").iterdir()) == []
 
 
-def race(directory: Path, *, locks: bool, processes: int = 8) -> int:
-    """Let many processes load one cold op; returns how often it was compiled."""
-    cache = Cache(directory / "cache")
-    builder, log = quick(directory / "op", cache), directory / "log"
-
-    def work() -> None:
-        if not locks:
-            without_locks()
-        load_with_log(builder, log)
-
-    assert wait_for([fork(work) for _ in range(processes)]) == [0] * processes
-    assert_whole(cache)
-    assert len(cache.entries()) == 1
-    return log.read_text().count("compiled")
-
-
 def endless_builder(directory: Path, cache: Cache) -> int:
     """A process that has the lock of the op in ``directory`` and compiles for ever."""
     held = directory / "held"

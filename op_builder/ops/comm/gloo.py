@@ -67,7 +67,10 @@ class LentTensors:
 
     def are_back_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything and drops all tensors before ``deadline`` (``time.monotonic()``)."""
-        self._wait_until(deadline)
+        for work, _ in list(self._running):
+            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
+            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
+                work.wait(timedelta(seconds=left_s))
         while self.are_used():
             if time.monotonic() >= deadline:
                 return False
@@ -79,12 +82,6 @@ class LentTensors:
         with self._lock:
             self._prune()
             return bool(self._running or self._done)
-
-    def _wait_until(self, deadline: float) -> None:
-        for work, _ in list(self._running):
-            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
-            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
-                work.wait(timedelta(seconds=left_s))
 
     def _prune(self) -> None:
         for _, tensors in (call for call in self._running if call[0].is_completed()):

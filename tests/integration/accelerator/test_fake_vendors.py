@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.conformance import with_outcome
 from tests.support.fake_vendors.mutations import MUTATIONS
-from tests.support.foreign_package import ROOT, python
+from tests.support.foreign_package import ROOT, output_of
 
 FAKES = ROOT / "tests" / "support" / "fake_vendors"
 
@@ -40,9 +40,8 @@ SKIPPED = {
 def results() -> dict[str, dict[str, tuple[str, str]]]:
     """The outcome and the message of each test, by device."""
     command = [str(FAKES / "run_conformance.py"), *SKIPPED, "npu.mutated"]
-    done = python(*command, PYTHONPATH=f"{ROOT}:{FAKES}", ACCEL_ACCELERATOR=None)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    lines = output_of(*command, paths=[FAKES], ACCEL_ACCELERATOR=None).splitlines()
+    return dict(map(json.loads, lines))
 
 
 @pytest.mark.parametrize("name", SKIPPED)

@@ -6,8 +6,6 @@ import json
 import operator
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.launch.options import parse
-from op_builder import env
+from tests.support.foreign_package import output_of
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
@@ -25,23 +23,9 @@ STEPS = 12
 
 
 def run(*command: str, **variables: str | None) -> dict[str, Any]:
-    environment = env.child_environment(
-        **{
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",  # sums in one order
-            "CUDA_VISIBLE_DEVICES": "",
-            "ACCEL_ACCELERATOR": None,
-            "DS_ACCELERATOR": None,
-            "WORLD_SIZE": None,
-            "LOCAL_RANK": None,
-            **variables,
-        }
-    )
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    unset = dict.fromkeys(("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "WORLD_SIZE", "LOCAL_RANK"))
+    one_order = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # of sums
+    return dict(json.loads(output_of(*command, **{**unset, **one_order, **variables}).splitlines()[-1]))
 
 
 def check(before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -11,14 +11,7 @@ from examples import swapped_moments
 from examples.characters import swapping
 from op_builder.ops import TensorStore
 
-torch_threads = torch.get_num_threads()
-
-
-@pytest.fixture(autouse=True)
-def _cpu(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setenv("ACCEL_ACCELERATOR", "cpu")
-    yield
-    torch.set_num_threads(torch_threads)
+pytestmark = pytest.mark.usefixtures("on_the_cpu", "own_threads")
 
 
 def test_a_short_demo_finds_both_runs_the_same_and_leaves_nothing(

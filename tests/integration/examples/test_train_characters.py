@@ -12,15 +12,8 @@ from examples import train_characters
 from examples.characters import comparison
 from op_builder.toolchains.sycl_runtime import find_runtime
 
-torch_threads = torch.get_num_threads()
+pytestmark = pytest.mark.usefixtures("on_the_cpu", "own_threads")
 needs_sycl = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
-
-
-@pytest.fixture(autouse=True)
-def _cpu(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setenv("ACCEL_ACCELERATOR", "cpu")
-    yield
-    torch.set_num_threads(torch_threads)
 
 
 @pytest.mark.parametrize(

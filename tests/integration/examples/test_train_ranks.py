@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
+from tests.support.foreign_package import output_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def train(directory: Path, name: str, *launcher: str) -> list[float]:
-    script = str(ROOT / "examples" / "train_ranks.py")
-    arguments = [script, "--steps", "5", "--losses", name]
-    variables = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_ACCELERATOR="cpu", WORLD_SIZE=None, RANK=None)
-    done = subprocess.run(
-        [sys.executable, *launcher, *arguments],
-        cwd=directory,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    losses: list[float] = json.loads((directory / name).read_text())
-    return losses
+    command = (*launcher, str(ROOT / "examples" / "train_ranks.py"), "--steps", "5", "--losses", name)
+    output_of(*command, cwd=directory, ACCEL_ACCELERATOR="cpu", WORLD_SIZE=None, RANK=None)
+    return list(json.loads((directory / name).read_text()))
 
 
 def test_two_ranks_have_the_losses_of_one_with_twice_the_batch(tmp_path: Path) -> None:

@@ -16,14 +16,12 @@ import pytest
 from op_builder import env
 from op_builder.commands.caches import CACHES, find_caches, variables
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, python
+from tests.support.foreign_package import ROOT, output_of, python
 from tests.support.jit_programs import EXTENSION, PARTS, PROGRAM
 
 
 def caches(*words: str, **changes: str | None) -> str:
-    done = python("-m", "op_builder", "caches", *words, **changes)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of("-m", "op_builder", "caches", *words, **changes)
 
 
 def rows(**changes: str | None) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,6 @@ from op_builder.load import prebuilt
 from op_builder.load.prebuilt import read_index
 from op_builder.ops.comm import hosts
 from op_builder.ops.comm.shared_memory_meeting import Meeting
-from op_builder.ops.io.safetensors_file import load_safetensors
 from op_builder.ops.io.safetensors_format import METADATA, encoded
 from op_builder.ops.io.tensor_store import TensorStore
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, encoded_header
@@ -262,24 +261,6 @@ def test_a_damaged_header_of_a_stored_tensor_is_one_error(tmp_path: Path) -> Non
         assert accepted([*damaged(header, COUNT, 7), endless], read, DamagedTensorError) == []
         variants = map(sealed_header, hostile(json.loads(header[8:]), COUNT, 8))
         assert all(found.size_bytes == 24 for found in accepted(variants, read, DamagedTensorError))
-
-
-def test_a_damaged_safetensors_file_is_one_error_or_tensors(tmp_path: Path) -> None:
-    members = {
-        METADATA: {"format": "pt"},
-        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-        "b": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
-    }
-    content = encoded(members, 300) + bytes(32)
-    variants = [*damaged(content, COUNT, 16), *(encoded(one, 300) + bytes(32) for one in hostile(members, COUNT, 17))]
-
-    def read(variant: bytes) -> int:
-        (tmp_path / "x").write_bytes(variant)
-        return sum(tensor.nbytes for tensor in load_safetensors(tmp_path / "x").values())
-
-    sizes = accepted(variants, read, DamagedTensorError)
-    assert max(sizes) <= 32
-    assert 0 < len(sizes) < len(variants)
 
 
 def test_a_damaged_report_of_a_failed_rank_is_output() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from op_builder.ops.io.async_io import AsyncIOModule
 from op_builder.report.machine import environment
 from op_builder.report.render import print_report
 from op_builder.system import storage_engines
+from tests.support.foreign_package import output_of
 
 
 @pytest.mark.parametrize(
@@ -58,9 +57,7 @@ def test_the_report_shows_what_the_op_finds(
 
 def test_the_report_builds_no_op_to_check_engines(tmp_path: Path) -> None:
     code = "from op_builder.report.machine import environment; print(environment()['storage_engines'])"
-    variables = env.child_environment(PYTHONPATH=".", ACCEL_CACHE_DIR=str(tmp_path))
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=variables)
-    assert "Not checked: async_io is not built." in output.stdout
+    assert "Not checked: async_io is not built." in output_of("-c", code, ACCEL_CACHE_DIR=str(tmp_path))
 
 
 def rendered(facts: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
 from accelerator.launch.output import Failure
 from accelerator.launch.remote import RemoteCommand
+from tests.support.foreign_package import output_of
 from tests.support.launching import command, environment
 
 Capture = pytest.CaptureFixture[str]
@@ -96,5 +96,4 @@ def test_the_launcher_imports_neither_torch_nor_other_slow_modules() -> None:
         "import sys, accelerator.launch.command_line, accelerator.launch.remote, accelerator.launch.rank;"
         "print({'torch', 'numpy', 'rich', 'psutil'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert output_of("-c", code).strip() == "set()"

@@ -16,6 +16,7 @@ from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
 from accelerator.launch.processes import end_processes_of, helper_process, log, processes_of
 from accelerator.launch.rank import bind
+from tests.support.foreign_package import output_of
 from tests.support.launching import environment
 from tests.support.processes import fork, wait_for
 
@@ -40,8 +41,7 @@ def test_a_memory_policy_outlives_exec(mode: str, nodes: list[int], policy: str)
         f"print(set_memory_policy({mode!r}, {nodes}), flush=True)\n"
         f"os.execv(sys.executable, [sys.executable, '-c', {show!r}])"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    refused, shown = done.stdout.splitlines()
+    refused, shown = output_of("-c", code).splitlines()
     if refused != "None":
         pytest.skip(f"not allowed here: {refused}")
     assert shown.startswith(f"{{'{policy}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from tests.support.foreign_package import ROOT, python, run_python, write_package
+from tests.support.foreign_package import ROOT, importable, load_module, output_of, python, write_package
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -60,29 +62,25 @@ except RuntimeError as error:
 else:
     raise AssertionError("not refused")
 """
-    done = run_python(code, site, ACCEL_ACCELERATOR="cpu")
-    assert done.returncode == 0, done.stderr
+    output_of("-c", code, paths=[site], ACCEL_ACCELERATOR="cpu")
 
 
+@pytest.mark.usefixtures("on_the_cpu")
 def test_a_backward_is_registered_in_bind(site: Path) -> None:
-    code = """
-import torch
-from twice.builders import TwiceBuilder
+    with importable(site, "twice"):
+        builder = load_module("twice.builders").TwiceBuilder
 
-class TrainableBuilder(TwiceBuilder):
-    def bind(self, opened):
-        torch.library.register_autograd(opened.twice.default, lambda context, grad: grad * 2)
-        return opened
+    class TrainableBuilder(builder):  # type: ignore[misc]
+        def bind(self, opened: Any) -> Any:
+            torch.library.register_autograd(opened.twice.default, lambda _context, grad: grad * 2)
+            return opened
 
-op = TrainableBuilder().load()
-x = torch.randn(3, 4, requires_grad=True)
-op.twice(x).sum().backward()
-assert (x.grad == 2).all()
-done = torch.library.opcheck(op.twice.default, (x,))
-assert set(done.values()) == {"SUCCESS"}, done
-"""
-    done = run_python(code, site, ACCEL_ACCELERATOR="cpu")
-    assert done.returncode == 0, done.stderr
+    op = TrainableBuilder().load()
+    x = torch.randn(3, 4, requires_grad=True)
+    op.twice(x).sum().backward()
+    assert x.grad is not None
+    assert (x.grad == 2).all()
+    assert set(torch.library.opcheck(op.twice.default, (x,)).values()) == {"SUCCESS"}
 
 
 def test_the_build_system_it_names_is_that_of_the_template(blocks: dict[str, list[str]]) -> None:

@@ -10,7 +10,7 @@ import torch
 from op_builder.builder.inline import GivenBuilder
 from op_builder.plan import ENTRY_POINT
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, python, write_package
+from tests.support.foreign_package import output_of, write_package
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder
 
 
@@ -90,9 +90,7 @@ def test_setuptools_builds_kernels_of_another_package(tmp_path: Path) -> None:
     project = tmp_path / "project"
     write_package(project, "project", {"__init__.py": ""})
     (project / "setup.py").write_text(SETUP)
-    search = f"{ROOT}:{tmp_path / 'site'}"
-    done = python("setup.py", "build", "--build-lib", "built", cwd=project, PYTHONPATH=search)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of("setup.py", "build", "--build-lib", "built", cwd=project, paths=[tmp_path / "site"])
     (binary,) = (project / "built").rglob("*.so")
     x = torch.zeros(2)
     opened(binary, "accel_test_elsewhere").add_(x)

@@ -20,7 +20,7 @@ from op_builder.builder.inline import GivenBuilder
 from op_builder.errors import IncompatibleOpError, LoadError
 from op_builder.report.collect import op_row
 from tests.support.compilers import needs_gxx, shared_library
-from tests.support.foreign_package import importable, load_module, python, run_python, write_package
+from tests.support.foreign_package import importable, load_module, output_of, write_package
 from tests.support.small_ops import MODULE
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -216,8 +216,7 @@ def test_each_binding_style_loads_and_the_second_load_hits(
     assert type(builder)().load() is op
     # A new process without a compiler gets it from the cache.
     code = f"import torch\nfrom vendor_ops.builders.foreign import {class_name}\nop = {class_name}().load()\n{check}"
-    done = run_python(code, tmp_path, PATH=str(tmp_path), ACCEL_JIT="0")
-    assert done.returncode == 0, done.stderr
+    output_of("-c", code, paths=[tmp_path], PATH=str(tmp_path), ACCEL_JIT="0")
 
 
 def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -298,8 +297,7 @@ def test_the_path_of_a_missing_source_is_where_it_would_be() -> None:
 
 
 def test_is_compatible_may_use_cpp_extension_without_its_import() -> None:
-    done = python("-m", "tests.support.uses_cpp_extension")
-    assert done.returncode == 0, done.stderr
+    output_of("-m", "tests.support.uses_cpp_extension")
 
 
 @needs_gxx

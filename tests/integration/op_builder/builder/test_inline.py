@@ -15,7 +15,7 @@ from op_builder import Binding, env
 from op_builder.builder.inline import GivenBuilder, load_inline
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
 from tests.support.compilers import needs_gxx, program
-from tests.support.foreign_package import ROOT, run_python
+from tests.support.foreign_package import ROOT, output_of
 from tests.support.small_ops import MODULE
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -101,12 +101,11 @@ def test_a_builders_method_that_returns_no_list_is_named(method: str, value: obj
         builder.plan()
 
 
-def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
+def test_text_beyond_ascii_compiles_whatever_the_locale() -> None:
     text = "// déjà vu\n" + MODULE
     load = f"load_inline('accents', {text!a}, extra_cflags=['-DVALUE=4'])"
     code = f"from op_builder import load_inline; print({load}.value())"
-    done = run_python(code, tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert done.stdout.strip() == "4"
+    assert output_of("-c", code, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0").strip() == "4"
 
 
 # The directory's name is not UTF-8, and in GBK its bytes are characters whose second byte ninja or make would escape.
@@ -132,8 +131,8 @@ def test_an_edited_header_in_a_directory_of_any_bytes_is_noticed_whatever_the_lo
         command = ["localedef", "-c", "-i", "zh_CN", "-f", "GBK", str(tmp_path / locale)]
         subprocess.run(command, capture_output=True, check=False)  # its warnings are a status
     variables = {"LOCPATH": str(tmp_path), "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = run_python(f"{HEADED}import sys; print(sys.getfilesystemencoding())", **variables)
-    assert done.stdout.split() == ["1", "2", "gbk" if locale != "C" else "ascii"], done.stderr
+    output = output_of("-c", f"{HEADED}import sys; print(sys.getfilesystemencoding())", **variables)
+    assert output.split() == ["1", "2", "gbk" if locale != "C" else "ascii"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import ArgumentError, IncompatibleOpError, LoadError
 from op_builder.toolchains.tvm_ffi import tvm_ffi_library
 from tests.support.builds import compile_op
-from tests.support.foreign_package import ROOT, run_python
+from tests.support.foreign_package import ROOT, output_of
 from tests.support.small_ops import SmallBuilder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -84,8 +84,7 @@ def test_the_example_in_the_documentation(tvm_ffi: Any) -> None:  # noqa: ARG001
     page = (ROOT / "docs" / "extending.md").read_text()
     (code,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Binding.TVM_FFI" in text)
     for variables in ({}, {"ACCEL_JIT": "0", "PATH": "/nowhere"}):
-        done = run_python(code, **variables)
-        assert done.returncode == 0, done.stderr
+        output_of("-c", code, **variables)
 
 
 def test_functions_and_texts_of_load_inline(tvm_ffi: Any) -> None:  # noqa: ARG001

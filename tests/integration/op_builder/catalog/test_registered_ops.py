@@ -20,7 +20,7 @@ from op_builder.errors import UnknownOpError
 from op_builder.report.__main__ import main as report_main
 from op_builder.report.collect import find_op, op_row
 from op_builder.report.render import print_report
-from tests.support.foreign_package import install, run_python
+from tests.support.foreign_package import install, output_of
 from tests.support.small_ops import ACME_ADD, STABLE_SOURCE
 
 CPU = "op_builder.cpu"
@@ -58,10 +58,7 @@ class Site:
         return self._root / f"site of {module}"
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu() -> Iterator[None]:
-    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture
@@ -90,8 +87,8 @@ def acme(site: Site) -> str:
     )
 
 
-def package(label: str = "acme", device: str = CPU) -> RegisteredPackage:
-    (found,) = (one for one in registered_packages(device) if one.label == label)
+def package(label: str = "acme") -> RegisteredPackage:
+    (found,) = (one for one in registered_packages(CPU) if one.label == label)
     return found
 
 
@@ -133,8 +130,7 @@ assert "op_builder.catalog.registered_ops" not in sys.modules
 from op_builder.all_ops import ALL_OPS
 assert "acme_scale" in ALL_OPS and "{acme}.ops.host" in sys.modules
 """
-    done = run_python(code, site.directory(acme), ACCEL_ACCELERATOR="cpu")
-    assert done.returncode == 0, done.stderr
+    output_of("-c", code, paths=[site.directory(acme)], ACCEL_ACCELERATOR="cpu")
 
 
 TAKEN = [

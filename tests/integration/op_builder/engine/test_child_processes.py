@@ -10,7 +10,7 @@ import pytest
 
 from op_builder.errors import IncompatibleOpError
 from tests.support.compilers import program
-from tests.support.foreign_package import ROOT, python
+from tests.support.foreign_package import ROOT, output_of
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, added
 
 STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
@@ -25,9 +25,7 @@ def test_no_load_and_no_command_imports_from_the_current_directory(tmp_path: Pat
     script = shutil.copy(ROOT / "tests" / "support" / "every_command.py", scripts)
     for name, text in {"own.py": OWN_BUILDER, "own.cpp": ENTRY}.items():
         (scripts / name).write_text(text)
-    variables = {"ACCEL_CACHE_DIR": str(tmp_path / "cache"), "ACCEL_ACCELERATOR": "cpu"}
-    done = python(script, cwd=tmp_path, **variables)
-    assert done.returncode == 0, done.stderr
+    output_of(script, cwd=tmp_path, ACCEL_CACHE_DIR=str(tmp_path / "cache"), ACCEL_ACCELERATOR="cpu")
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
 

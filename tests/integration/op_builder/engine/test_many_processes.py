@@ -16,13 +16,33 @@ from op_builder.engine.build import BuildOptions
 from op_builder.errors import BuildCancelled
 from tests.support.builds import compile_op
 from tests.support.compilers import needs_gxx, program
-from tests.support.processes import endless_builder, quick, race, wait_for
+from tests.support.processes import (
+    assert_whole,
+    endless_builder,
+    fork,
+    load_with_log,
+    quick,
+    wait_for,
+    without_locks,
+)
 from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_eight_processes_load_one_entry_and_compile_once_where_there_are_locks(tmp_path: Path, locks: bool) -> None:
-    compiles = race(tmp_path, locks=locks)
+def test_eight_processes_load_one_entry_and_compile_once_where_there_are_locks(
+    tmp_path: Path, cache: Cache, locks: bool
+) -> None:
+    builder, log = quick(tmp_path / "op", cache), tmp_path / "log"
+
+    def work() -> None:
+        if not locks:
+            without_locks()
+        load_with_log(builder, log)
+
+    assert wait_for([fork(work) for _ in range(8)]) == [0] * 8
+    assert_whole(cache)
+    assert len(cache.entries()) == 1
+    compiles = log.read_text().count("compiled")
     assert compiles == 1 if locks else compiles >= 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from op_builder.build import main
 from op_builder.cache.store import Cache
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, importable, python
+from tests.support.environments import run
+from tests.support.foreign_package import ROOT, importable, output_of
 
 BUILDERS = """
 from op_builder import Binding, CPUOpBuilder
@@ -85,24 +85,15 @@ def test_a_program_without_python_calls_the_op(library: str, tmp_path: Path) -> 
     (tmp_path / "program.cpp").write_text(PROGRAM)
     libraries = [f"-L{torch.library_dir}", f"-Wl,-rpath,{torch.library_dir}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
     flags = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(torch.include_dir)]
-    compiled = subprocess.run(
-        ["g++", *flags, "program.cpp", "-Wl,--no-as-needed", *libraries, "-o", "program"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert compiled.returncode == 0, compiled.stderr
-    done = subprocess.run([tmp_path / "program", library], capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "2 4 6\n"), done.stderr
+    run("g++", *flags, "program.cpp", "-Wl,--no-as-needed", *libraries, "-o", "program", cwd=tmp_path)
+    assert run(tmp_path / "program", library, cwd=tmp_path) == "2 4 6\n"
 
 
 @pytest.mark.slow
 def test_an_aotinductor_package_calls_the_op(library: str, tmp_path: Path) -> None:
     for what in ("export", "use"):
         arguments = (ROOT / "tests" / "support" / "export_acme_model.py", what, library, tmp_path / "model.pt2")
-        done = python(*arguments, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
-        assert done.returncode == 0, done.stderr
+        output_of(*arguments, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
 
 
 @pytest.mark.parametrize(

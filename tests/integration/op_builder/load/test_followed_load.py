@@ -15,7 +15,7 @@ from op_builder.load.resolve import BINARIES, resolve
 from op_builder.plan import BuildPlan, PlanFacts
 from tests.support.compilers import needs_gxx
 from tests.support.entries import publish
-from tests.support.foreign_package import python
+from tests.support.foreign_package import output_of
 from tests.support.small_ops import make_small
 
 # docs/architecture.md gives the reasons.
@@ -37,10 +37,7 @@ NOT_FOR_A_WARM_LOAD = (
 
 
 def followed(builder: str, **variables: str) -> dict[str, Any]:
-    done = python("-m", "tests.support.followed_load", builder, **variables)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return dict(json.loads(output_of("-m", "tests.support.followed_load", builder, **variables)))
 
 
 # Files and functions of this project; docs/architecture.md has the figures.
@@ -80,5 +77,4 @@ def test_binaries_in_wheels_cost_no_further_plan(tmp_path: Path, cache: Cache) -
 
 @pytest.mark.parametrize("package", ["accelerator", "op_builder", "op_builder.cpu"])
 def test_the_import_of_a_package_imports_no_torch(package: str) -> None:
-    done = python("-c", f"import sys, {package}; assert 'torch' not in sys.modules")
-    assert done.returncode == 0, done.stderr
+    output_of("-c", f"import sys, {package}; assert 'torch' not in sys.modules")

@@ -21,7 +21,6 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.load.prebuilt import read_index
-from op_builder.plan import ForeignLibrary
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
@@ -80,24 +79,16 @@ def test_jit_load_ignores_the_prebuilt_op(small: SmallBuilder, wheel: Entry) -> 
     assert small.jit_mode
 
 
-TORCH_127 = '["-DTORCH_TARGET_VERSION=0x7f03000000000000"]'
-
-
 @pytest.mark.parametrize(
     ("members", "key_parts", "reason"),
     [
         ({}, {"platform": "linux riscv128"}, f"It was built for linux riscv128, this is linux {platform.machine()}"),
-        ({"torch": "2.9.1+cpu"}, {"python abi": ".so"}, "It was built with torch 2.9.1+cpu, this is"),
-        ({}, {"python abi": ".cpython-307.so"}, "It was built for Python ABI .cpython-307.so"),
-        ({"accel_ops": "0.0.7"}, {"c++ flags": TORCH_127}, "It needs torch >=127.3, this is"),
         ({"kind": []}, {}, "Its manifest cannot be read"),
         ({}, {"c++ flags": "{"}, "Its manifest cannot be read"),
         ({}, {"c++ flags": "[1]"}, "Its manifest cannot be read"),
         ({"sha256": "0" * 64}, {}, "Its binary does not match its manifest"),
         ({"needs": {"GLIBC": "9.1"}}, {}, "It needs glibc 9.1, this is"),
-        ({}, {"source 0 small.cpp": "0" * 64}, "It was built from other files or flags: source 0 small.cpp"),
         ({}, {"source 1 more.cpp": "0" * 64}, "It was built from other files or flags: source 1 more.cpp"),
-        ({"kind": "tvm_ffi"}, {"library tvm_ffi": "0.0.1"}, "It was built with apache-tvm-ffi 0.0.1, this is 9.9"),
     ],
 )
 @pytest.mark.usefixtures("new_process")
@@ -105,13 +96,10 @@ def test_a_prebuilt_op_that_does_not_fit_is_ignored_with_the_reason(
     small: SmallBuilder,
     wheel: Entry,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     members: dict[str, Any],
     key_parts: dict[str, str],
     reason: str,
 ) -> None:
-    installed = ForeignLibrary("tvm_ffi", "9.9", Path(), Path())
-    monkeypatch.setattr("op_builder.toolchains.tvm_ffi.tvm_ffi_library", lambda: installed)
     rewrite(wheel, lambda manifest: manifest.update(members, key_parts={**manifest["key_parts"], **key_parts}))
     row = op_row(small)
     assert not row.installed

@@ -18,7 +18,7 @@ from op_builder.cache.store import Cache
 from op_builder.report import doctor
 from op_builder.system.process import Finished
 from tests.support.compilers import needs_gxx, shared_library
-from tests.support.foreign_package import ROOT, python
+from tests.support.foreign_package import ROOT, output_of
 from tests.support.small_ops import make_small
 
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
@@ -89,8 +89,8 @@ def test_it_agrees_with_the_loader_also_without_section_headers(
                 content = bytearray((tmp_path / name).read_bytes())
                 content[40:48], content[58:64] = bytes(8), bytes(6)  # e_shoff; e_shentsize, e_shnum, e_shstrndx
                 (tmp_path / name).write_bytes(content)
-        done = python(ROOT / "tests" / "support" / "loadable_libraries.py", tmp_path, *FILES)
-        for name, loads in json.loads(done.stdout).items():
+        output = output_of(ROOT / "tests" / "support" / "loadable_libraries.py", tmp_path, *FILES)
+        for name, loads in json.loads(output).items():
             assert doctor.main([str(tmp_path / name)]) == (0 if loads else 1), name
             words = FILES[name][2]
             if name not in ("level.so", "stack.so"):  # they depend on the CPU and on the C library
@@ -139,12 +139,11 @@ def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cac
         "assert sys.argv[1] not in open('/proc/self/maps').read()\n"
         "sys.exit(status)"
     )
-    done = python("-c", code, entry.artifact, "--torch", "2.10,2.99")
-    assert done.returncode == 0, done.stderr
-    assert "torch      2.10 and newer (known up to " in done.stdout
-    assert "accel-ops built it for every CPU of the architecture" in done.stdout
-    assert "torch 2.10.0+cpu: loads" in done.stdout
-    assert "torch 2.99: not known, the lists were made for 2.10 to " in done.stdout
+    output = output_of("-c", code, entry.artifact, "--torch", "2.10,2.99")
+    assert "torch      2.10 and newer (known up to " in output
+    assert "accel-ops built it for every CPU of the architecture" in output
+    assert "torch 2.10.0+cpu: loads" in output
+    assert "torch 2.99: not known, the lists were made for 2.10 to " in output
 
 
 @pytest.mark.parametrize(

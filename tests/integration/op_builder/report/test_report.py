@@ -24,12 +24,12 @@ from op_builder.report.machine import environment
 from op_builder.report.render import print_explanation
 from op_builder.system.torch_install import torch_install
 from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, importable, python, write_package
+from tests.support.foreign_package import ROOT, importable, output_of, python, write_package
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, replace_content
 
 
 def report_of_a_new_process(accelerator: str) -> Any:
-    return json.loads(python("-m", "op_builder.report", "--json", ACCEL_ACCELERATOR=accelerator).stdout)
+    return json.loads(output_of("-m", "op_builder.report", "--json", ACCEL_ACCELERATOR=accelerator))
 
 
 def test_json_has_the_documented_shape() -> None:
@@ -142,8 +142,8 @@ def own(tmp_path: Path) -> Path:
 
 def test_an_op_of_another_package_is_built_by_module_and_class(own: Path) -> None:
     command = ("-m", "op_builder.build", "--json", "report_own.ops:OwnBuilder")
-    done = python(*command, cwd=own, ACCEL_CACHE_DIR=str(own / "cache"))
-    assert [(op["op"], op["status"]) for op in json.loads(done.stdout)["ops"]] == [("own", "built")]
+    output = output_of(*command, cwd=own, ACCEL_CACHE_DIR=str(own / "cache"))
+    assert [(op["op"], op["status"]) for op in json.loads(output)["ops"]] == [("own", "built")]
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
 from tests.support import shm_cases as cases
-from tests.support.rank_processes import ROOT
+from tests.support.foreign_package import output_of
 from tests.support.shm_cases import run_case
 
 # Groups have no timeout here unless a case passes one: what a test sees is not the end of patience.
@@ -77,8 +74,7 @@ assert ctypes.c_uint.in_dll(ctypes.CDLL(os.environ["LD_PRELOAD"]), "faulty_calls
 
 def test_signals_do_not_keep_memory_from_being_made(faulty_calls: Path) -> None:
     # Kernels differ in whether a signal ends fallocate(2); here one does.
-    environment = env.child_environment(PYTHONPATH=str(ROOT), LD_PRELOAD=str(faulty_calls), FAULTY_PERIOD="2")
-    subprocess.run([sys.executable, "-c", MAKE], env=environment, timeout=240, check=True)
+    output_of("-c", MAKE, LD_PRELOAD=str(faulty_calls), FAULTY_PERIOD="2")
 
 
 def test_a_forked_child_is_no_rank_and_keeps_no_rank_alive() -> None:

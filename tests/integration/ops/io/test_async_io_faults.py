@@ -11,8 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,12 +23,13 @@ from op_builder import env
 from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
+from tests.support import faulty_aio_programs
 from tests.support.compilers import needs_gxx
 from tests.support.engines import ENGINES
 from tests.support.files import mounted, random_bytes, raw
+from tests.support.foreign_package import output_of
 from tests.support.waiting import wait_until
 
-IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed
 SIZE = 1_000_003
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -264,56 +263,19 @@ def test_a_forked_child_cannot_use_the_handle_and_the_parent_can(async_io: Async
 # System calls that fail ---------------------------------------------------------------------------------------------
 
 
-PRELUDE = """
-import itertools, logging, os, torch
-from op_builder import env
-from op_builder.cpu import AsyncIOBuilder
-from op_builder.errors import IncompatibleOpError
-logging.basicConfig(format="%(levelname)s %(message)s")
-
-def transfer(handle, path, size, offset=3):
-    data, back = torch.randint(0, 256, (size,), dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    handle.sync_pwrite(data, path, offset)
-    handle.pread(back, path, True, False, offset)
-    assert torch.equal(back, data)
-"""
-
-
-def run_python(code: str, preloaded: Path, **variables: str | None) -> str:
-    """The output of a Python process that succeeds."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        env=env.child_environment(PYTHONPATH=str(IMPORTED_FROM), LD_PRELOAD=str(preloaded), **variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+def run(preloaded: Path, *arguments: str | Path, **variables: str | None) -> str:
+    """What a program of tests/support/faulty_aio_programs.py prints."""
+    return output_of("-m", faulty_aio_programs.__name__, *arguments, LD_PRELOAD=str(preloaded), **variables)
 
 
 @needs_gxx
 def test_calls_that_are_interrupted_refused_or_do_a_part(faulty_calls: Path, tmp_path: Path) -> None:
-    run_python(
-        f"""
-        aio = AsyncIOBuilder().load()
-        handlings = ((False, False), (True, True), (False, True))
-        for period, engine, (single, overlap) in itertools.product("13", {ENGINES!r}, handlings):
-            os.environ["FAULTY_PERIOD"] = period
-            transfer(aio.aio_handle(8192, 8, single, overlap, 2, engine=engine), {str(tmp_path / "file")!r}, 400_003)
-        """,
-        faulty_calls,
-    )
+    run(faulty_calls, "transfers", tmp_path / "file", *ENGINES)
 
 
 @needs_gxx
 def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_calls: Path, tmp_path: Path) -> None:
-    run_python(
-        f"transfer(AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2), {str(tmp_path / 'file')!r}, 400_003)",
-        faulty_calls,
-        FAULTY_REFUSED="fallocate",
-    )
+    run(faulty_calls, "one_transfer", tmp_path / "file", FAULTY_REFUSED="fallocate")
 
 
 @needs_gxx
@@ -326,14 +288,7 @@ def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_c
     ],
 )
 def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path, refused: str, chosen: str) -> None:
-    output = run_python(
-        """
-        aio = AsyncIOBuilder().load()
-        print("engine", aio.aio_handle().engine, aio.rejected_engines())
-        """,
-        faulty_calls,
-        FAULTY_REFUSED=refused,
-    )
+    output = run(faulty_calls, "chosen", FAULTY_REFUSED=refused)
     assert f"engine {chosen} " in output
     for name in ("io_uring", "libaio") if refused == "commands" else refused.split(","):
         assert f"'{name}': 'the system refuses it: " in output
@@ -342,17 +297,7 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
 @needs_gxx
 def test_where_o_direct_commands_are_refused_bytes_go_through_the_page_cache(faulty_calls: Path, disk: Path) -> None:
     """With a descriptor for the edges, and without."""
-    output = run_python(
-        f"""
-        handle = AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2, engine="threads")
-        for size in (400_003, 64 << 10):
-            handle.sync_pwrite(torch.ones(size, dtype=torch.uint8), {str(disk / "file")!r})
-        counters = handle.counters()
-        print("counted", counters.direct_bytes, counters.bounced_bytes, counters.cached_bytes, counters.retries > 0)
-        """,
-        faulty_calls,
-        FAULTY_REFUSED="direct",
-    )
+    output = run(faulty_calls, "cached", disk / "file", FAULTY_REFUSED="direct")
     assert f"counted 0 0 {400_003 + (64 << 10)} True" in output
 
 
@@ -361,20 +306,7 @@ def test_where_o_direct_commands_are_refused_bytes_go_through_the_page_cache(fau
 def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
     faulty_calls: Path, tmp_path: Path, engine: str
 ) -> None:
-    output = run_python(
-        f"""
-        handle = AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2, engine={engine!r})
-        transfer(handle, {str(tmp_path / "file")!r}, 2_000_003)
-        print("before", handle.engine)
-        os.environ["FAULTY_REFUSED"] = "transfers"  # as a sandbox that the process enters
-        transfer(handle, {str(tmp_path / "file")!r}, 2_000_003)
-        handle.async_pwrite(torch.ones(2_000_003), {str(tmp_path / "other")!r})
-        assert handle.wait() == 1
-        print("after", handle.engine)
-        """,
-        faulty_calls,
-        ACCEL_AIO_ENGINE=None,
-    )
+    output = run(faulty_calls, "replaced", engine, tmp_path / "file", ACCEL_AIO_ENGINE=None)
     assert f"before {engine}\n" in output
     assert "after threads\n" in output
     assert output.count("WARNING") == 1
@@ -383,52 +315,21 @@ def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
 
 @needs_gxx
 def test_the_process_ends_without_a_device_that_does_nothing(faulty_calls: Path, tmp_path: Path) -> None:
-    output = run_python(
-        f"""
-        from op_builder.ops.io import aio_handle
-
-        aio_handle._STALLED_S = 0.5
-        handle = AsyncIOBuilder().load().aio_handle(engine="threads")
-        os.environ["FAULTY_REFUSED"] = "progress"
-        handle.async_pwrite(torch.ones(3), {str(tmp_path / "file")!r})
-        """,
-        faulty_calls,
-    )
+    output = run(faulty_calls, "stalled", tmp_path / "file")
     assert "without 1 operations" in output
 
 
 @needs_gxx
 @pytest.mark.parametrize(("engine", "reason"), [("io_uring", "EPERM"), ("libaio", "ENOSYS")])
 def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path, engine: str, reason: str) -> None:
-    output = run_python(
-        """
-        with env.scope(ACCEL_AIO_ENGINE=None):
-            handle = AsyncIOBuilder().load().aio_handle
-        for make in (lambda: AsyncIOBuilder().load().aio_handle(), handle):
-            try:
-                print(make().engine)
-            except IncompatibleOpError as error:
-                print("REFUSED", error)
-        """,
-        faulty_calls,
-        FAULTY_REFUSED=engine,
-        ACCEL_AIO_ENGINE=engine,
-    )
+    output = run(faulty_calls, "forced", FAULTY_REFUSED=engine, ACCEL_AIO_ENGINE=engine)
     assert output.count("REFUSED") == 2
     assert reason in output
 
 
 @needs_gxx
 def test_memory_that_may_not_be_locked_is_reported(faulty_calls: Path) -> None:
-    output = run_python(
-        """
-        handle = AsyncIOBuilder().load().aio_handle()
-        tensor, _ = (handle.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
-        print(handle.locked_memory_facts(tensor).is_locked, handle.is_pinned(tensor), tensor.data_ptr() % 4096)
-        """,
-        faulty_calls,
-        FAULTY_REFUSED="mlock",
-    )
+    output = run(faulty_calls, "locked", FAULTY_REFUSED="mlock")
     assert "False True 0" in output
     assert output.count("not locked in memory: Cannot allocate memory. The limit is ulimit -l.") == 1
 

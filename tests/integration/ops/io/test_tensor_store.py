@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_builder import env
 from op_builder.errors import (
     DamagedTensorError,
     IncompatibleOpError,
@@ -28,11 +25,11 @@ from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
 from tests.support.files import fake_tensor, random_bytes, raw
+from tests.support.foreign_package import output_of
 from tests.support.threads import in_threads
 from tests.support.waiting import wait_until
 
 PIECE = 1 << 16
-PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
 
 
 @pytest.fixture
@@ -231,7 +228,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_importing_the_front_ends_imports_neither_torch_nor_xxhash() -> None:
     code = "import sys, op_builder.ops; sys.exit(any(name in sys.modules for name in ('torch', 'xxhash')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    output_of("-c", code)
 
 
 # Damage ----------------------------------------------------------------------------------------
@@ -418,7 +415,7 @@ for number in range(30):
     store.save_async("x", torch.full((1000,), number))
     store.save_async(f"y-{number}", torch.full((1000,), number))
 """
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=120, env=PYTHON_PATH)
+    output_of("-c", code, tmp_path)
     store = TensorStore(tmp_path)
     assert store.load("x")[0] == 29
     assert len(store) == 31

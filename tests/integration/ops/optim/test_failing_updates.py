@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUSGD, CPUAdam, FusedAdam
 from tests.support import changed_models, shared_list_program
-from tests.support.environments import ROOT
+from tests.support.foreign_package import output_of
 from tests.support.optimizer_cases import FUSED, HOST, assert_equal, contents, make_params, run, set_grads
 
 Params = list[torch.nn.Parameter]
@@ -138,7 +136,7 @@ def test_text_is_no_number(option: dict[str, Any]) -> None:
 
 
 def test_threads_may_share_a_list() -> None:
-    subprocess.run([sys.executable, "-m", shared_list_program.__name__], cwd=ROOT, check=True, timeout=120)
+    output_of("-m", shared_list_program.__name__)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +144,6 @@ def test_threads_may_share_a_list() -> None:
     [("8bit", 20), *(pytest.param(each, 200, marks=pytest.mark.slow) for each in ("8bit", "float32"))],
 )
 def test_no_change_of_a_model_between_steps_ends_the_process(states: str, count: int) -> None:
-    command = [sys.executable, "-m", changed_models.__name__, "0", str(count), states]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "'step'" in done.stdout, "some steps succeeded"
-    assert "OpArgumentError" in done.stdout, "some changes were refused"
+    output = output_of("-m", changed_models.__name__, "0", str(count), states)
+    assert "'step'" in output, "some steps succeeded"
+    assert "OpArgumentError" in output, "some changes were refused"

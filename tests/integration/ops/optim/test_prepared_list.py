@@ -27,8 +27,8 @@ OPTIONS = list(ADAM.options.values())
 SMALL = (0, 1, 17, 300)
 
 
-def steps_of(count: int, done: float = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    return [torch.tensor(done, dtype=dtype) for _ in range(count)]
+def steps_of(count: int) -> list[torch.Tensor]:
+    return [torch.tensor(0.0) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

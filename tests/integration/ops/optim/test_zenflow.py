@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch.multiprocessing
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.zenflow import MAX_GROUPS
-from tests.support.environments import ROOT
+from tests.support.foreign_package import output_of
 
 ID = 4711
 OPTIONS = (0.1, 0.9, 0.99, 1e-8, 0.01, True)  # lr, beta1, beta2, eps, weight_decay, bias_correction
@@ -92,9 +90,7 @@ def test_another_process_makes_the_same_steps(adam: Any) -> None:
 
 
 def test_a_worker_ends_when_its_trainer_was_killed() -> None:
-    # The worker keeps the pipe open: run() returns when it has ended.
-    command = [sys.executable, "-m", "tests.support.orphaned_worker"]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
+    output_of("-m", "tests.support.orphaned_worker")  # the worker keeps the pipe open: this returns when it has ended
 
 
 @pytest.mark.parametrize(

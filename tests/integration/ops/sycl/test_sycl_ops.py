@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops import (
     FusedLion,
@@ -24,6 +20,7 @@ from op_builder.ops import (
     unpackbits,
 )
 from op_builder.xpu import BlockQuantizeBuilder, FusedAdamBuilder, PackbitsBuilder, RMSNormBuilder
+from tests.support.foreign_package import output_of
 from tests.support.fused_cases import apply
 from tests.support.optimizer_reference import ADAM, make_tensors
 from tests.support.sycl_ops import needs_runtime
@@ -304,8 +301,7 @@ from op_builder.ops import packbits
 bits = torch.tensor([1, 0, 0, 0, 0, 0, 0, 1], dtype=torch.uint8)
 assert torch.compile(packbits, backend="aot_eager")(bits).tolist() == [129]
 """
-    environment = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
+    output_of("-c", code)
 
 
 def test_lengths_that_a_graph_leaves_open_are_taken():

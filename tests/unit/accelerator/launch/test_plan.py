@@ -28,10 +28,8 @@ TWO_RANKS = host_of("localhost", 2)
 VISIBLE = ["HABANA_VISIBLE_MODULES", "CUDA_VISIBLE_DEVICES"]
 
 
-def plan(
-    given: Mapping[str, str], *, bind: bool = True, host: Host = TWO_RANKS, topology: Topology = TWO_NODES
-) -> HostPlan:
-    return plan_host(Job((), (host,), bind=bind), host, topology, given)
+def plan(given: Mapping[str, str], *, bind: bool = True, host: Host = TWO_RANKS) -> HostPlan:
+    return plan_host(Job((), (host,), bind=bind), host, TWO_NODES, given)
 
 
 def test_later_files_override_earlier_ones_and_missing_ones_are_skipped(tmp_path: Path) -> None:

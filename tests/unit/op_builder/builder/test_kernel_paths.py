@@ -6,7 +6,7 @@ import pytest
 
 from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
 from op_builder.errors import SourceNotFoundError
-from tests.support.foreign_package import run_python
+from tests.support.foreign_package import output_of
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,6 @@ def test_a_missing_file_is_an_error_with_its_path(hook: object, path: str, found
     assert "package data" in message
 
 
-def test_at_a_prompt_paths_start_at_the_current_directory(tmp_path: Path) -> None:
+def test_at_a_prompt_paths_start_at_the_current_directory() -> None:
     code = "import os; os.chdir('/usr'); from op_builder.builder import sycl_kernel_include as i; print(i('lib'))"
-    done = run_python(code, tmp_path)
-    assert done.stdout == "/usr/lib\n", done.stderr
+    assert output_of("-c", code) == "/usr/lib\n"

@@ -23,8 +23,8 @@ from tests.support.small_ops import SmallBuilder, make_small, replace_content
 TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu", is_gcc=True))
 
 
-def key_of(builder: SmallBuilder, toolset: Toolset | None = TOOLSET, binding: Binding = Binding.STABLE) -> PlanKey:
-    return plan_key(builder.plan()._replace(binding=binding), toolset, builder.cache.memo)
+def key_of(builder: SmallBuilder, binding: Binding = Binding.STABLE) -> PlanKey:
+    return plan_key(builder.plan()._replace(binding=binding), TOOLSET, builder.cache.memo)
 
 
 def test_torchs_headers_and_the_abis_count_where_the_binding_is_torchs_own(

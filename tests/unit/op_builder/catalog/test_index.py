@@ -10,7 +10,7 @@ import pytest
 
 from op_builder import ops, paths
 from op_builder.catalog.builders import UnavailableOpBuilder
-from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, cache_keys, families
+from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, families
 from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_builder
 from op_builder.errors import IncompatibleOpError
 from op_builder.report.collect import op_row
@@ -85,12 +85,10 @@ def test_every_front_end_is_where_the_package_looks_for_it() -> None:
     assert all(callable(getattr(ops, name)) for name in ops.__all__)
 
 
-def test_the_readme_names_each_op_and_the_cache_keys_are_those_of_the_table() -> None:
+def test_the_readme_names_each_op() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for family in families():
         assert f"`{family.name}`" in readme
-    keys = re.findall(r'  \{ env = "ACCEL_BUILD_(?!OPS|TARGET|TORCH)\w+" \},\n', (ROOT / "pyproject.toml").read_text())
-    assert "".join(keys) == cache_keys()
     template = (ROOT / "examples" / "my_ops" / "pyproject.toml").read_text()
     assert {"OPS", "TARGET", "TORCH"} <= set(re.findall(r'\{ env = "ACCEL_BUILD_(\w+)" \}', template))
 

@@ -15,21 +15,18 @@ import torch
 import op_builder
 from accelerator import get_accelerator, set_accelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
-from op_builder import all_ops, builder, env
+from op_builder import all_ops, builder
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.index import DEEPSPEED_ONLY_OPS, NAMES
 from op_builder.catalog.registry import OUR_PACKAGES, all_builders, find_builder
 from op_builder.errors import IncompatibleOpError, UnknownOpError
 from op_builder.ops import CPUAdam
-from tests.support.foreign_package import importable, run_python, write_package
+from tests.support.foreign_package import importable, output_of, write_package
 
 BUILDERS_BY_OP = NAMES
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu() -> Iterator[None]:
-    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture
@@ -121,9 +118,8 @@ def test_importing_an_unknown_name_suggests_a_near_one() -> None:
 
 
 def test_the_class_follows_the_override() -> None:
-    done = run_python("from op_builder import FusedAdamBuilder as B; print(B.__module__)", ACCEL_ACCELERATOR="cuda")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "op_builder.cuda"
+    code = "from op_builder import FusedAdamBuilder; print(FusedAdamBuilder.__module__)"
+    assert output_of("-c", code, ACCEL_ACCELERATOR="cuda").strip() == "op_builder.cuda"
     assert op_builder.FusedAdamBuilder.__module__ != "op_builder.cuda"
 
 

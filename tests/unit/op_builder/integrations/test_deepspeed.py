@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreign_package import ROOT, run_python, write_package
+from tests.support.foreign_package import ROOT, python, write_package
 
 ACCELERATOR = """
 from importlib import import_module
@@ -114,7 +114,8 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], str]:
     """The lines that the code prints, and what it logs."""
     begin = 'import logging; logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")\n'
-    done = run_python(begin + textwrap.dedent(code), tmp_path, **{"ACCEL_ACCELERATOR": "cpu", **variables})
+    code = begin + textwrap.dedent(code)
+    done = python("-c", code, paths=[tmp_path], **{"ACCEL_ACCELERATOR": "cpu", **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
@@ -152,8 +153,8 @@ def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path) ->
     assert log.count("WARNING DeepSpeed keeps its own ops") == 1
 
 
-def test_without_deepspeed_the_line_says_how_to_get_it(tmp_path: Path) -> None:
-    done = run_python("import sys; sys.modules['deepspeed'] = None\nimport op_builder.integrations.deepspeed", tmp_path)
+def test_without_deepspeed_the_line_says_how_to_get_it() -> None:
+    done = python("-c", "import sys; sys.modules['deepspeed'] = None\nimport op_builder.integrations.deepspeed")
     assert done.returncode != 0
     assert "DeepSpeed cannot be imported" in done.stderr
     assert "pip install deepspeed" in done.stderr
@@ -232,7 +233,7 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_p
 def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path) -> None:
     module = tmp_path / "deepspeed" / "accelerator" / "real_accelerator.py"
     module.write_text("import op_builder.integrations.deepspeed\n" + module.read_text())
-    done = run_python("import deepspeed", tmp_path)
+    done = python("-c", "import deepspeed", paths=[tmp_path])
     assert done.returncode != 0
     assert "DeepSpeed's accelerator is being imported." in done.stderr
 
@@ -286,7 +287,7 @@ def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path) -> None:
         engine_builder("TallBuilder")
     """
     begin = "import logging; logging.disable()\n"
-    done = run_python(begin + textwrap.dedent(code), tmp_path, ACCEL_ACCELERATOR="cpu")
+    done = python("-c", begin + textwrap.dedent(code), paths=[tmp_path], ACCEL_ACCELERATOR="cpu")
     places = ["wide", "cpu.narrow", "cpu.both"]
     assert done.stdout.splitlines() == [f"deepspeed_on_accel_ops.{place} True" for place in places]
     assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr

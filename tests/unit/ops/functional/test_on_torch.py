@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,11 +11,7 @@ from op_builder.catalog.registry import OUR_PACKAGES, find_builder
 from op_builder.errors import IncompatibleOpError, OpArgumentError
 from op_builder.report.collect import op_row
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu() -> Iterator[None]:
-    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.mark.parametrize("package", OUR_PACKAGES)

@@ -1,0 +1,96 @@
+"""Programs of test_async_io_faults.py: each runs in a process of its own, in which system calls fail."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from itertools import product
+
+import torch
+
+from op_builder import env
+from op_builder.cpu import AsyncIOBuilder
+from op_builder.errors import IncompatibleOpError
+from op_builder.ops.io import aio_handle
+from op_builder.ops.io.aio_handle import Handle
+from op_builder.ops.io.async_io import AsyncIOModule
+
+
+def opened() -> AsyncIOModule:
+    loaded: AsyncIOModule = AsyncIOBuilder().load()
+    return loaded
+
+
+def made(engine: str | None = None, single: bool = False, overlap: bool = True) -> Handle:
+    return opened().aio_handle(8192, 8, single, overlap, 2, engine=engine)
+
+
+def transfer(handle: Handle, path: str, size: int) -> None:
+    data, back = torch.randint(0, 256, (size,), dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    handle.sync_pwrite(data, path, 3)
+    handle.pread(back, path, True, False, 3)
+    assert torch.equal(back, data)
+
+
+def transfers(path: str, *engines: str) -> None:
+    for period, engine, (single, overlap) in product("13", engines, ((False, False), (True, True), (False, True))):
+        os.environ["FAULTY_PERIOD"] = period
+        transfer(made(engine, single, overlap), path, 400_003)
+
+
+def one_transfer(path: str) -> None:
+    transfer(made(), path, 400_003)
+
+
+def chosen() -> None:
+    aio = opened()
+    print("engine", aio.aio_handle().engine, aio.rejected_engines())
+
+
+def cached(path: str) -> None:
+    handle = made("threads")
+    for size in (400_003, 64 << 10):
+        handle.sync_pwrite(torch.ones(size, dtype=torch.uint8), path)
+    counters = handle.counters()
+    print("counted", counters.direct_bytes, counters.bounced_bytes, counters.cached_bytes, counters.retries > 0)
+
+
+def replaced(engine: str, path: str) -> None:
+    handle = made(engine)
+    transfer(handle, path, 2_000_003)
+    print("before", handle.engine)
+    os.environ["FAULTY_REFUSED"] = "transfers"  # as a sandbox that the process enters
+    transfer(handle, path, 2_000_003)
+    handle.async_pwrite(torch.ones(2_000_003), f"{path}-other")
+    assert handle.wait() == 1
+    print("after", handle.engine)
+
+
+def stalled(path: str) -> Handle:
+    aio_handle._STALLED_S = 0.5
+    handle = opened().aio_handle(engine="threads")
+    os.environ["FAULTY_REFUSED"] = "progress"
+    handle.async_pwrite(torch.ones(3), path)
+    return handle
+
+
+def forced() -> None:
+    with env.scope(ACCEL_AIO_ENGINE=None):
+        handle = opened().aio_handle
+    for make in (lambda: opened().aio_handle(), handle):
+        try:
+            print(make().engine)
+        except IncompatibleOpError as error:
+            print("REFUSED", error)
+
+
+def locked() -> None:
+    handle = opened().aio_handle()
+    tensor, _ = (handle.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
+    print(handle.locked_memory_facts(tensor).is_locked, handle.is_pinned(tensor), tensor.data_ptr() % 4096)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+    kept = globals()[sys.argv[1]](*sys.argv[2:])  # until the process ends
