@@ -137,6 +137,13 @@ def test_text_is_no_number(option: dict[str, Any]) -> None:
         CPUAdam(make_params(), **option)
 
 
+@pytest.mark.parametrize("option", ["in_backward", "zero_grads", "maximize", "nesterov"])
+@pytest.mark.parametrize("value", ["no", None, 2])
+def test_a_switch_is_true_or_false(option: str, value: object) -> None:
+    with pytest.raises(OpArgumentError, match=f"{option}.*True or False"):
+        CPUSGD(make_params(), **{option: value})
+
+
 def test_threads_may_share_a_list() -> None:
     subprocess.run([sys.executable, "-m", shared_list_program.__name__], cwd=ROOT, check=True, timeout=120)
 
