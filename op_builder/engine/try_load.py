@@ -162,7 +162,7 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     except ValueError as error:
         raise LoadError(
             f"{artifact.name} cannot be read: {error}.",
-            "Free space on the disk of the cache.",
+            "Remove link flags that change the output's format; if the disk of the cache is full, free space on it.",
         ) from error
     if toolset.sycl is not None:
         needs[SYCL_LIBRARY] = str(toolset.sycl.major)
