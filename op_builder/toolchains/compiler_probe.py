@@ -72,6 +72,7 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
             + (f"; it printed: {answer[0]}" if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
+    _require_list_of_headers(command)
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
     named, read, variables = wrapper_facts(programs)
@@ -85,6 +86,17 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     line = " ".join([line, *contents_of(configured)])
     fact = {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}
     return {**fact, "digest": digest_of_programs(files, read)}, files
+
+
+def _require_list_of_headers(command: tuple[str, ...]) -> None:
+    listed = [*command, "-E", "-MD", "-MF", "/dev/stdout", "-include", "new", "-x", "c++", os.devnull, "-o", os.devnull]
+    answer = run(listed, environment=env.compiler_environment(is_for_target=False))
+    if answer.ok and ": " in answer.output and "/new" not in answer.output:
+        raise ToolchainError(
+            f"{shlex.join(command)} omits the system's headers from its list of headers, so changes of these would not "
+            "be noticed.",
+            "Remove -MMD, -MM and -MF from the script or configuration of the compiler.",
+        )
 
 
 def digest_of_programs(files: Iterable[str], read: Container[str] = ()) -> str:

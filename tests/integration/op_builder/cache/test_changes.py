@@ -14,6 +14,7 @@ import pytest
 from op_builder import CUDAOpBuilder, env
 from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
+from op_builder.errors import AccelError
 from op_builder.report.collect import explain
 from op_builder.system.outcomes import CheckOutcome
 from tests.support.builds import compile_op, find_cached, lookup
@@ -276,6 +277,18 @@ def test_a_compiler_that_path_selects_for_a_wrapper_counts(small: SmallBuilder, 
         with env.scope(CXX=str(compiler), PATH=f"{tmp_path / value}:{os.environ['PATH']}"):
             digests.append(lookup(small).key.digest)
     assert digests[0] != digests[1]
+
+
+@needs_gxx
+@pytest.mark.parametrize("text", ['exec {} "$@" -MMD', 'exec {} -MMD "$@"'])
+def test_a_wrapper_that_hides_headers_is_refused(
+    small: SmallBuilder, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = program(tmp_path / "bin" / "g++", text.format(require_program("g++")))
+    monkeypatch.chdir(tmp_path)
+    with env.scope(CXX=str(compiler)), pytest.raises(AccelError, match="list of headers"):
+        small.load()
+    assert not list(tmp_path.glob("*.d"))
 
 
 @needs_gxx
