@@ -152,7 +152,11 @@ def step_number(step: object) -> int:
 
 def switch(name: str, value: object) -> bool:
     """``value`` as a bool, or an OpArgumentError: to Python the text "no" is true."""
-    if value not in (False, True):
+    try:
+        is_switch = value in (False, True)
+    except (RuntimeError, ValueError):  # an array or a tensor of several elements
+        is_switch = False
+    if not is_switch:
         raise OpArgumentError(f"{name} is {value!r}; True or False is required.", f"Pass {name} as a bool.")
     return bool(value)
 
