@@ -53,12 +53,11 @@ def this_machine(origin: Path) -> Machine:
     defaults = [*{os.path.dirname(path) for path in cached.get("libc.so.6", ())}, *_DEFAULT_DIRECTORIES]
 
     @functools.cache
-    def programs_rpath() -> tuple[str, ...]:
-        try:
-            program = read_library(Path(sys.executable))
-        except (OSError, ValueError):
-            return ()
-        return tuple(search_places(program._replace(runpath=()), os.path.dirname(os.path.realpath(sys.executable))))
+    def programs_rpath() -> list[str]:
+        program = os.path.realpath("/proc/self/exe")
+        with contextlib.suppress(OSError, ValueError):
+            return search_places(read_library(Path(program))._replace(runpath=()), os.path.dirname(program))
+        return []
 
     def library_rejected(name: str, elf: Elf, versions: frozenset[str]) -> str:
         if name == sysconfig.get_config_var("INSTSONAME"):  # a shared libpython is open already
