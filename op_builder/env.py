@@ -11,7 +11,7 @@ unset. Parsers raise a ValueError with what they expect, as the end of a sentenc
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -37,9 +37,11 @@ def _parse_flag(text: str) -> bool:
 
 def _parse_integer(text: str) -> int:
     try:
-        value = int(text)
+        value = int(text) if text.isascii() and "_" not in text else None
     except ValueError:
-        raise ValueError("a whole number") from None
+        value = None
+    if value is None:
+        raise ValueError("a whole number")
     if abs(value) > _LARGEST:
         raise ValueError(f"at most {_LARGEST}")
     return value
@@ -381,9 +383,16 @@ _READ_BY_COMPILERS = (
 _DEPENDENCY_VARIABLES = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
 
 
-def read_by_compilers(named: Container[str] = ()) -> dict[str, str]:
-    """The variables that are set and change the compilers' output: the known ones, and those in ``named``."""
-    found = (name for name in os.environ if name.startswith(_READ_BY_COMPILERS) or name in named)
+def read_by_compilers(named: Container[str] = (), starts: Iterable[str] = ()) -> dict[str, str]:
+    """The variables that are set and change the compilers' output: the known ones, and those that scripts name.
+
+    Args:
+        named: their names.
+        starts: of names that the scripts complete.
+    """
+    starts = (*_READ_BY_COMPILERS, *starts)
+    found = {name for name in os.environ if name.startswith(starts) or name in named}
+    found.update({os.environ[name] for name in found} & os.environ.keys())  # ${!NAME}
     return {name: os.environ[name] for name in sorted(found) if os.environ[name]}
 
 

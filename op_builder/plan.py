@@ -194,5 +194,11 @@ class BuildPlan(NamedTuple):
         return sys.platform if self.target is None else self.target.system
 
     @property
+    def compile_flags(self) -> tuple[str, ...]:
+        """The flags of all compilers."""
+        of_sources = (flag for source in self.sources for flag in source.flags)
+        return (*self.cxx_flags, *self.nvcc_flags, *(self.sycl.flags if self.sycl is not None else ()), *of_sources)
+
+    @property
     def artifact_name(self) -> str:
         return f"{self.module_name}.so"

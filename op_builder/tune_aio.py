@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
     add("--size", type=_size, metavar="SIZE", help="size of the scratch file (default: 1G; with --quick: 64M)")
-    add("--seconds", type=number("a number of seconds above 0", 1e-3, 3600, float), metavar="S",
+    add("--seconds", type=number("0.001 to 3600 seconds", 1e-3, 3600, float), metavar="S",
         help="minimum time of each measurement in each direction (default: 0.15; with --quick: 0.05)")  # fmt: skip
     add("--quick", action="store_true", help="fewer settings, for an estimate within seconds")
     add("--engine", action="append", choices=storage_engines.ENGINES,

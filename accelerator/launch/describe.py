@@ -57,7 +57,8 @@ def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path)
             continue
         prefix += "" if is_local else "on a host like this one, "
         lines.append(f"{prefix}environment of all ranks: {assignments({**job.variables, **plan.variables})}")
-        lines += [f"{prefix}{line}" for line in (*plan.lines(), *plan.notes)]
+        unbound = [] if plan.bindings else ["no rank is bound to cores (--bind_cores_to_rank)"]
+        lines += [f"{prefix}{line}" for line in (*unbound, *plan.lines(), *plan.notes)]
     return lines
 
 

@@ -143,7 +143,9 @@ def _read_trusted(path: Path) -> str | Rejection | None:
             # Opening a named pipe would wait.
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 status = os.fstat(file.fileno())
-                reason = _why_untrusted(path, status) or ("" if stat.S_ISREG(status.st_mode) else "it is not a file")
+                if not stat.S_ISREG(status.st_mode):
+                    return Rejection("it is not a regular file", "Replace it by one, or remove it.")
+                reason = _why_untrusted(path, status)
                 if not reason:
                     return text_of(path, file.read())
         return Rejection(reason, "Own the file and its directory, and run 'chmod go-w' on both.")

@@ -304,18 +304,13 @@ def plan_parts(plan: BuildPlan) -> dict[str, str]:
     if plan.sycl is not None:
         parts["sycl"] = " ".join([plan.sycl.toolchain, *plan.sycl.devices, *plan.sycl.flags])
     parts.update((f"linked {index}", text) for index, text in enumerate(contents_of(linked_files(plan.link_flags))))
-    named = named_files(_compile_flags(plan))
+    named = named_files(plan.compile_flags)
     parts.update((f"named {index}", text) for index, text in enumerate(contents_of(named)))
     for index, source in enumerate(plan.sources):
         name = f"source {index} {source.label}"
         content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)
         parts[name] = " ".join([content, *source.flags])
     return parts
-
-
-def _compile_flags(plan: BuildPlan) -> list[str]:
-    of_sources = (flag for source in plan.sources for flag in source.flags)
-    return [*plan.cxx_flags, *plan.nvcc_flags, *(plan.sycl.flags if plan.sycl is not None else ()), *of_sources]
 
 
 def platform_name() -> str:
@@ -350,8 +345,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
         parts["python headers"] = sys.version  # with the date of its build
-    flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
-    flags += [flag for source in plan.sources for flag in source.flags]
+    flags = [*plan.compile_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
     if any(flag.endswith("=native") for flag in flags):
         parts["cpu"] = cpu_digest()
     if toolset is not None:
@@ -371,11 +365,6 @@ def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     names += key.system.paths
     statuses = (status for name in names for status in (file_status(name), file_status(name, of_link=True)))
     return any(last_touched_ns(status) >= started_ns for status in statuses)
-
-
-def named_statuses(plan: BuildPlan) -> dict[str, tuple[int, ...] | None]:
-    """The statuses of the existing files that flags name by absolute paths."""
-    return {name: file_status(name) for name in named_files([*_compile_flags(plan), *plan.link_flags])}
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

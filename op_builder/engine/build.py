@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
-from op_builder.cache.key import BuildKey, PlanKey, Roots, named_statuses, plan_key, plan_parts, saved_since
+from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, plan_parts, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
@@ -34,12 +34,13 @@ from op_builder.plan import BuildPlan
 from op_builder.system import ledger
 from op_builder.system.file_lock import try_lock
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
+from op_builder.toolchains.flags import named_statuses, refuse_output, require_named_files
 from op_builder.toolchains.jobs import JobBudget, job_count
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
 
-# A build that takes longer is reported at growing intervals, and so is waiting for another process's build.
+# When a build, or waiting for another process's build, is first reported, and the longest time until the next report.
 _SILENT_S = 2.0
 _ANNOUNCE_EVERY_S = 10.0
 _POLL_S = 0.05
@@ -144,6 +145,9 @@ class _Build:
         repeated; the second time, unchanged contents are proof, regardless of file times.
         """
         before: BuildKey | None = None
+        saved: list[str] = []
+        flags = [*self.plan.compile_flags, *self.plan.link_flags, *self.toolset.cxx.flags]
+        require_named_files(self.plan.op, flags)
         for attempt in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
@@ -151,12 +155,12 @@ class _Build:
                 restored = set() if attempt or self.options.force else objects.restore(key, staging)
                 commands = self._commands(staging)
                 known = _files_in(staging) | commands.outputs | {self.plan.artifact_name, _LOG}
-                named = named_statuses(self.plan)
+                named = named_statuses(flags)
                 try:
                     self._compile(commands, staging, restored, known)
                 finally:
                     others = sorted(_files_in(staging) - known)
-                    saved = [name for name, now in named_statuses(self.plan).items() if named.get(name) != now]
+                    saved = [name for name, now in named_statuses(flags).items() if named.get(name) != now]
                     finished = finished_outputs(staging)
                     ended = {*restored, *finished}
                     killed = tuple(
@@ -167,8 +171,7 @@ class _Build:
                     # A killed compiler leaves files that begin with its object's name.
                     if not saved and all(name.startswith(killed) for name in others) and self._has_same_sources(key):
                         objects.store(key, staging, finished, started_ns)
-                # An input may have been saved during the first build. What the next build writes again is an output.
-                self._require_one_output(others or (saved if attempt else []), staging)
+                self._require_one_output(others, staging)
                 inspection = self._inspected(staging)
                 try:
                     after = self._build_key(key, commands, staging)
@@ -184,6 +187,9 @@ class _Build:
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
             key = plan_key(self.plan, self.toolset, self.cache.memo)
             before = after._replace(plan=key)
+        if saved:
+            what = f"name {saved[0]}, which changed during each of {_ATTEMPTS} builds"
+            refuse_output(self.plan.op, what, "Load the op again if another program is writing the file. ")
         raise CacheError(
             f"The sources of '{self.plan.op}' changed during each of {_ATTEMPTS} builds.",
             "Load it again when its sources are no longer being written.",
@@ -289,11 +295,7 @@ class _Build:
         is_named = artifact.exists() and os.fsencode(f"{os.path.realpath(staging)}/") in artifact.read_bytes()
         if others or is_named:
             what = f"the file {others[0]}" if others else "files that the op writes when the process ends"
-            raise ToolchainError(
-                f"The flags of '{self.plan.op}' request {what}, but a build keeps only the binary.",
-                "Remove the flag that does so, such as --coverage, -fprofile-generate without a directory, "
-                "-gsplit-dwarf or -save-temps.",
-            )
+            refuse_output(self.plan.op, f"request {what}")
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""

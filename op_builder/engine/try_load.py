@@ -30,7 +30,7 @@ from op_builder.system.target import library_file
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.checks import OTHER_COMPILER, OTHER_LIBRARY
 from op_builder.toolchains.compiler_probe import binutil, demangled
-from op_builder.toolchains.remedies import load_remedy
+from op_builder.toolchains.remedies import WROTE_NOTHING, load_remedy
 from op_builder.toolchains.toolset import Compiler, Toolset
 
 _TIMEOUT_S = 300.0
@@ -149,7 +149,7 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     if not artifact.exists():
         raise LoadError(
             f"The compiler {toolset.cxx.command[0]} reported success but wrote no {artifact.name}.",
-            "Set CXX to a working g++ or clang++.",
+            WROTE_NOTHING,
         )
     try:
         if plan.system == "darwin":
@@ -162,7 +162,7 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     except ValueError as error:
         raise LoadError(
             f"{artifact.name} cannot be read: {error}.",
-            "Free space on the disk of the cache.",
+            "Remove link flags that change the output's format; if the disk of the cache is full, free space on it.",
         ) from error
     if toolset.sycl is not None:
         needs[SYCL_LIBRARY] = str(toolset.sycl.major)

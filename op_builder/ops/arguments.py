@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 
 import torch
@@ -102,7 +102,7 @@ def checked_numbers(**numbers: SupportsFloat) -> dict[str, float]:
 def check_betas(betas: Any) -> None:
     """Raise an OpArgumentError unless this is a pair of numbers in [0, 1)."""
     try:
-        beta1, beta2 = betas
+        beta1, beta2 = betas if isinstance(betas, Sequence) else ()
     except (TypeError, ValueError):
         raise OpArgumentError(
             f"betas is {betas!r}; it must be two numbers.", "Pass two numbers, for example betas=(0.9, 0.999)."
@@ -148,6 +148,17 @@ def step_number(step: object) -> int:
     if isinstance(step, bool) or not 1 <= number <= LAST_STEP:
         raise OpArgumentError(f"step is {step!r}; steps count from 1 to 2**53.", remedy)
     return number
+
+
+def switch(name: str, value: object) -> bool:
+    """``value`` as a bool, or an OpArgumentError: to Python the text "no" is true."""
+    try:
+        is_switch = value in (False, True)
+    except (RuntimeError, ValueError):  # an array or a tensor of several elements
+        is_switch = False
+    if not is_switch:
+        raise OpArgumentError(f"{name} is {value!r}; True or False is required.", f"Pass {name} as a bool.")
+    return bool(value)
 
 
 def whole_number(name: str, value: object, remedy: str = "") -> int:

@@ -6,15 +6,15 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import os
 import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from op_builder import env
 from op_builder.cache.key import cpu_digest
 from op_builder.errors import ToolchainError
 from op_builder.load.prebuilt import cxx_library_versions
@@ -25,6 +25,7 @@ from op_builder.system.cpu_isa import architecture_flag
 from op_builder.system.elf import Elf, read_library, search_places
 from op_builder.system.process import run
 
+_DEFAULT_DIRECTORIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _CPU_BUILD = ("c10", "shm", "torch", "torch_cpu", "torch_global_deps", "torch_python")
 
 
@@ -48,14 +49,26 @@ def this_machine(origin: Path) -> Machine:
         here = (name for name in sorted(names) if not _in_process(name))
         return [name for name in here if not any(name in library.defined for library in own())]
 
-    def library_rejected(name: str, search: Sequence[str], versions: frozenset[str]) -> str:
+    # The directories of the system's own libraries, which the loader searches at last, also without its cache.
+    defaults = [*{os.path.dirname(path) for path in cached.get("libc.so.6", ())}, *_DEFAULT_DIRECTORIES]
+
+    @functools.cache
+    def programs_rpath() -> list[str]:
+        program = os.path.realpath("/proc/self/exe")
+        with contextlib.suppress(OSError, ValueError):
+            return search_places(read_library(Path(program))._replace(runpath=()), os.path.dirname(program))
+        return []
+
+    def library_rejected(name: str, elf: Elf, versions: frozenset[str]) -> str:
         if name == sysconfig.get_config_var("INSTSONAME"):  # a shared libpython is open already
             return ""
-        places = [*search_places(search, str(origin)), *(env.LD_LIBRARY_PATH.raw() or "").split(":")]
-        paths = (*(Path(place, name) for place in places if place), *map(Path, cached.get(name, ())))
+        # Without RUNPATH, also that of the program counts.
+        elf = elf if elf.runpath else elf._replace(rpath=(*elf.rpath, *programs_rpath()))
+        paths = [Path(place, name) for place in search_places(elf, str(origin))]
+        paths += [*map(Path, cached.get(name, ())), *(Path(place, name) for place in defaults)]
         if "/" in name:  # it was linked by its path, which counts from the current directory
-            paths = (Path(name),)
-        found = next((path for path in paths if path.exists()), None)
+            paths = [Path(name)]
+        found = next((path for path in paths if path.exists() and not _is_for_another_machine(path)), None)
         if found is None:
             return "not found"
         provided = frozenset[str]()
@@ -84,6 +97,14 @@ def this_machine(origin: Path) -> Machine:
         missing=missing,
         library_rejected=library_rejected,
     )
+
+
+def _is_for_another_machine(path: Path) -> bool:
+    """Whether the loader ignores a library, and looks for the next one, because of its architecture."""
+    try:
+        return read_library(path).machine != platform.machine()
+    except (OSError, ValueError):
+        return False
 
 
 def with_torch(machine: Machine, release: str, known: KnownSymbols) -> Machine:

@@ -70,9 +70,10 @@ def _place(library: str, elf: Elf, path: Path) -> Path | None:
         place = Path(library)  # from the current directory
     else:
         directory = path.parent.resolve()
-        if directory not in map(Path.resolve, map(Path, search_places(elf.search, str(directory)))):
+        places = (Path(place, library) for place in search_places(elf, str(directory)))
+        place = next((place for place in places if place.is_file()), Path())
+        if place.parent.resolve() != directory:
             return None
-        place = directory / library
     return place if place.is_file() else None
 
 
@@ -99,7 +100,7 @@ def _wheel(path: Path) -> ExtensionFile:
     found = []
     for name, elf in elves.items():
         binary = _binary(name, elf, by_name)
-        places = search_places(elf.search, f"/{name}".rpartition("/")[0])
+        places = search_places(elf, f"/{name}".rpartition("/")[0])
         reached = {library for library, place in in_wheel.items() if place.rpartition("/")[0] in places}
         opened = binary.siblings.intersection(elf.needed) - reached
         found.append(binary._replace(python=python, cpu=cpus.get(name, ""), preloaded=opened))
@@ -141,11 +142,15 @@ def _elf(name: str, read: Callable[[], Elf]) -> Elf:
 
 def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
     """One library together with those of the siblings that are loaded with it."""
-    reached = needed_first(own.needed, siblings)
+    # The loader accepts a library without any version; one that lacks a version is rejected as one from elsewhere.
+    needs = {library: {version for owner, version in own.versions_of if owner == library} for library in siblings}
+    fitting = {name: elf for name, elf in siblings.items() if not elf.provides or needs[name] <= elf.provides}
+    reached = needed_first(own.needed, fitting)
     parts = (own, *(siblings[library] for library in reached))
     elf = own._replace(
         needed=tuple(dict.fromkeys(one for part in parts for one in part.needed)),
-        search=tuple(dict.fromkeys(one for part in parts for one in part.search)),
+        rpath=tuple(dict.fromkeys(one for part in parts for one in part.rpath)),
+        runpath=tuple(dict.fromkeys(one for part in parts for one in part.runpath)),
         undefined=frozenset().union(*(part.undefined for part in parts)),
         optional=frozenset().union(*(part.optional for part in parts)),
         versions=frozenset().union(*(part.versions for part in parts)),

@@ -63,7 +63,7 @@ class Machine(NamedTuple):
         cxx: versions that libstdc++ has: ``GLIBCXX_3.4.30``; empty if unknown.
         machine: architecture. ``level``: of x86-64, 1 to 4. ``cpu``: digest of the CPU's model and features.
         missing: those of the names that neither torch, Python nor the C and C++ libraries define.
-        library_rejected: why the loader cannot use a library that is not torch's, given the file's own search path and
+        library_rejected: why the loader cannot use a library that is not torch's, given the file that needs it and
             the versions that it needs of it; empty if it can.
     """
 
@@ -78,7 +78,7 @@ class Machine(NamedTuple):
     level: int
     cpu: str
     missing: Callable[[Iterable[str]], list[str]]
-    library_rejected: Callable[[str, Sequence[str], frozenset[str]], str]
+    library_rejected: Callable[[str, Elf, frozenset[str]], str]
 
 
 class Requirement(NamedTuple):
@@ -252,7 +252,7 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
     rejected = []
     for name in foreign:
         versions = frozenset(version for library, version in binary.elf.versions_of if library == name)
-        reason = machine.library_rejected(name, binary.elf.search, versions)
+        reason = machine.library_rejected(name, binary.elf, versions)
         if reason and name not in machine.torch_libraries and name not in machine.torch_needs():
             rejected.append(f"{name}: {reason}")
     cuda = {name: [release for release, has in known.cuda_libraries.items() if name in has] for name in foreign}

@@ -14,8 +14,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-_SHARED = 3  # ET_DYN
-_KINDS = {1: "an object file", 2: "a program", 4: "a core dump"}
+from op_builder import env
+
+_PROGRAM, _SHARED = 2, 3  # ET_EXEC, ET_DYN
+_KINDS = {1: "an object file", _PROGRAM: "a program", 4: "a core dump"}
 _LOAD, _DYNAMIC, _NOTE, _STACK, _PROPERTY = 1, 2, 4, 0x6474E551, 0x6474E553
 _NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA, _RELASZ, _RPATH = 1, 4, 5, 6, 7, 8, 15
 _REL, _RELSZ, _PLTREL, _JMPREL, _PLTRELSZ, _RUNPATH = 17, 18, 20, 23, 2, 29
@@ -52,7 +54,8 @@ class Elf(NamedTuple):
 
     Attributes:
         machine: as in wheel tags: ``x86_64``, ``aarch64``, ``armv7l``; the number of a rare one.
-        needed: libraries (``DT_NEEDED``, ``DT_FILTER``). ``search``: where it looks for them, with ``$ORIGIN``.
+        needed: libraries (``DT_NEEDED``, ``DT_FILTER``).
+        rpath: where it looks for them before ``LD_LIBRARY_PATH``, with ``$ORIGIN``. ``runpath``: where after it.
         defined: names of defined symbols.
         undefined: names that must be found, with their version: ``memcpy@GLIBC_2.14``.
         optional: those that may be missing (weak).
@@ -66,7 +69,8 @@ class Elf(NamedTuple):
 
     machine: str
     needed: tuple[str, ...]
-    search: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
     defined: frozenset[str]
     undefined: frozenset[str]
     optional: frozenset[str]
@@ -208,7 +212,10 @@ def _read(file: _File) -> Elf:
             text = f"{text}@{versions[number].name}"
             file.count(len(text))
         (optional if bind == 2 else undefined).add(text)
-    search = tags.get(_RUNPATH, tags.get(_RPATH))
+
+    def directories(tag: int) -> tuple[str, ...]:
+        return tuple(filter(None, file.name(strings + tags[tag]).split(":"))) if tag in tags else ()
+
     isa = max(_needed_isas(file), default=0)
     stack = [segment.flags for segment in file.segments if segment.kind == _STACK]
     names = _WHEEL_NAMES.get(file.machine)
@@ -218,7 +225,8 @@ def _read(file: _File) -> Elf:
     return Elf(
         machine,
         tuple(file.name(strings + value) for tag, value in listed if tag in (_NEEDED, _FILTER)),
-        () if search is None else tuple(filter(None, file.name(strings + search).split(":"))),
+        () if _RUNPATH in tags else directories(_RPATH),
+        directories(_RUNPATH),
         frozenset(defined),
         frozenset(undefined),
         frozenset(optional),
@@ -247,7 +255,7 @@ def _reason_unusable(file: _File, tags: dict[int, int]) -> str:
 
 def _dynamic_tags(file: _File) -> list[tuple[int, int]]:
     segments = [segment for segment in file.segments if segment.kind == _DYNAMIC]
-    if file.type != _SHARED or not segments:
+    if file.type not in (_SHARED, _PROGRAM) or not segments:
         return []
     table = file.table("AA", file.offset(segments[-1].address), segments[-1].size // (2 * file.word_bytes))
     return [(tag, value) for tag, value in takewhile(lambda entry: entry[0], table)]
@@ -360,6 +368,9 @@ def newest_versions(versions: Iterable[str]) -> dict[str, str]:
     return newest
 
 
-def search_places(search: Iterable[str], origin: str) -> list[str]:
-    """The directories of ``Elf.search`` for a file in the directory ``origin``."""
-    return [os.path.normpath(one.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", origin)) for one in search]
+def search_places(elf: Elf, origin: str) -> list[str]:
+    """The directories in which the loader looks for what a file in the directory ``origin`` needs, in order."""
+    variable = env.LD_LIBRARY_PATH.raw()
+    named = [one or "." for one in re.split("[:;]", variable)] if variable is not None else []
+    places = (*elf.rpath, *named, *elf.runpath)
+    return [os.path.normpath(one.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", origin)) for one in places]

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from op_builder import env
@@ -23,8 +23,13 @@ _MOST_FILES = 100
 _DIGEST_DIGITS = 16
 _ABSOLUTE_PATH = re.compile(r"/[^\s\"'`;|&<>()$]+")
 _EXECUTED = re.compile(r"\bexec\s+([\w.+-]+)")
-# In a shell's text, or by convention in that of any other language.
-_VARIABLE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Z][A-Z0-9_]+)\b", re.ASCII)
+# Files that a shell, Python or Perl reads, in the rest of the line.
+_READ = re.compile(r"(?:\b(?:source|import|from|require|do|use)|(?:^|[\s;&(])\.)[ \t]+(.+)")
+_EXPANDED = re.compile(r"\$\{?\w+\}?")
+_FILE = re.compile(r"[\w./+-]+")
+_PROGRAM = re.compile(r"[\w.+-]+")
+# Any word of a script may be the name of a variable, whatever its language.
+_NAME = re.compile(r"[A-Za-z]\w*|_\w+", re.ASCII)
 # They are not part of the key. What PATH selects is.
 _OF_THE_USER = {
     "PATH",
@@ -67,9 +72,10 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
             + (f"; it printed: {answer[0]}" if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
+    _require_list_of_headers(command)
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
-    named, variables = wrapper_facts(programs)
+    named, read, variables = wrapper_facts(programs)
     configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's
     files = [*map(os.path.realpath, programs), *named, *configured]
     if os.path.isabs(backend_path):
@@ -79,12 +85,27 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     line = version_line(version.output.strip() or version.errors.strip(), macros)
     line = " ".join([line, *contents_of(configured)])
     fact = {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}
-    return {**fact, "digest": digest_of_programs(files)}, files
+    return {**fact, "digest": digest_of_programs(files, read)}, files
 
 
-def digest_of_programs(files: Iterable[str]) -> str:
-    """A digest of the contents of those files that can be executed: a compiler may change behind its version."""
-    programs = [name for name in dict.fromkeys(files) if os.access(name, os.X_OK) and os.path.isfile(name)]
+def _require_list_of_headers(command: tuple[str, ...]) -> None:
+    listed = [*command, "-E", "-MD", "-MF", "/dev/stdout", "-include", "new", "-x", "c++", os.devnull, "-o", os.devnull]
+    answer = run(listed, environment=env.compiler_environment(is_for_target=False))
+    if answer.ok and ": " in answer.output and "/new" not in answer.output:
+        raise ToolchainError(
+            f"{shlex.join(command)} omits the system's headers from its list of headers, so changes of these would not "
+            "be noticed.",
+            "Remove -MMD, -MM and -MF from the script or configuration of the compiler.",
+        )
+
+
+def digest_of_programs(files: Iterable[str], read: Container[str] = ()) -> str:
+    """A digest of the contents of those files that can be executed, or are in ``read``.
+
+    A compiler may change behind its version. Other files that a wrapper names may be logs, which change all the time.
+    """
+    names = [name for name in dict.fromkeys(files) if os.path.isfile(name)]
+    programs = [name for name in names if name in read or os.access(name, os.X_OK)]
     return hashlib.sha256(" ".join(contents_of(programs)).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
@@ -118,23 +139,39 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
         return {}
 
 
-def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The files that wrapper scripts run or read, as they name them, and the variables in the texts of all.
+def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """The files that wrapper scripts name, those of them that they include, and all words that may name variables.
 
     Scripts that they run are followed. The names of files are not resolved, so that a switched link is noticed.
     """
     files: dict[str, None] = {}
+    read: set[str] = set()
     variables: set[str] = set()
     waiting = list(programs)
     while waiting and len(files) < _MOST_FILES:
-        text = _script(waiting.pop())
-        programs_on_path = (shutil.which(name) for name in _EXECUTED.findall(text))
-        named = filter(os.path.isfile, [*_ABSOLUTE_PATH.findall(text), *filter(None, programs_on_path)])
-        new = [name for name in named if name not in files]
+        program = waiting.pop()
+        text = _script(program)
+        executed = set(_EXECUTED.findall(text))
+        on_path = ((name, shutil.which(name)) for name in dict.fromkeys(_PROGRAM.findall(text)))
+        named = [path for name, path in on_path if path and (name in executed or _script(path))]
+        sourced = [*_sourced(program, text)]
+        new = [name for name in (*named, *sourced, *_ABSOLUTE_PATH.findall(text)) if os.path.isfile(name)]
+        new = [name for name in dict.fromkeys(new) if name not in files]
         files.update(dict.fromkeys(new))
+        read.update(sourced)
         waiting += new
-        variables.update("".join(names) for names in _VARIABLE.findall(text))
-    return list(files), sorted(variables - _OF_THE_USER)
+        variables.update(_NAME.findall(text))
+    return list(files), sorted(read), sorted(variables - _OF_THE_USER)
+
+
+def _sourced(program: str, text: str) -> Iterator[str]:
+    """The files that a script includes, from its own directory or by absolute paths."""
+    directory = os.path.dirname(os.path.realpath(program))
+    for name in (name for rest in _READ.findall(text) for name in _FILE.findall(_EXPANDED.sub("", rest))):
+        # "$here/flags.sh" leaves /flags.sh.
+        for place in (name, f"{directory}/{name}", f"{directory}/{name}.py", f"{directory}/{name}.pm"):
+            if os.path.isabs(place) and os.path.isfile(place):
+                yield os.path.normpath(place)
 
 
 def _script(path: str) -> str:

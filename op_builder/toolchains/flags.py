@@ -4,10 +4,11 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
 
-from op_builder.errors import AccelError
+from op_builder.errors import AccelError, ToolchainError
 from op_builder.messages import warn_once
-from op_builder.system.file_contents import file_sha256
+from op_builder.system.file_contents import file_sha256, file_status
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ _OUTPUTS = ("-o", "--output", "-dumpdir", "-dumpbase")
 # In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
 _OUTPUTS_PASSED_ON = (*_OUTPUTS, *_LISTS_HEADERS_INTO[:4], "-MD", "-MM", "-dependency-file", "--dependency-file")
 _NO_OUTPUTS = ("-optf", "-objcmt")
+# Flags whose path need not exist, or is that of a directory that only the loader or the program uses.
+_NEVER_READ = ("rpath", "prefix-map", "-fprofile", "-compilation-dir", "-soname", "-dynamic-linker")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
 # A nested response file, or in a variable a flag that shortens or moves the list of headers.
 _INDIRECT_PASSED_ON = ("@/", "-MM", "-MF")
@@ -161,6 +164,44 @@ def named_files(flags: Iterable[str]) -> list[str]:
     pieces = (piece for word in _without_defines(flags) for piece in _pieces(word) if "/" in piece)
     paths = (piece[piece.find("/") :] for piece in pieces)
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
+
+
+def named_statuses(flags: Sequence[str]) -> dict[str, tuple[int, ...] | None]:
+    """The statuses of the files that flags name by absolute paths, and of those in directories that they name."""
+    import glob
+
+    inside = [os.path.join(name, "*") for name in map(glob.escape, _named_paths(flags)) if os.path.isdir(name)]
+    names = [*named_files(flags), *(name for pattern in inside for name in glob.iglob(pattern))]
+    return {name: file_status(name) for name in names}
+
+
+def require_named_files(op: str, flags: Iterable[str]) -> None:
+    """Check that no flag names a file that could be created: an output, or an input that is missing.
+
+    Raises:
+        ToolchainError: one does.
+    """
+    for name in _named_paths(flags):
+        if os.path.isdir(os.path.dirname(name)) and not os.path.exists(name):
+            refuse_output(op, f"name {name}, which does not exist", "Create it if it is an input. ")
+
+
+def refuse_output(op: str, what: str, remedy: str = "") -> NoReturn:
+    """Raise a ToolchainError about flags that request an output in addition to the binary."""
+    raise ToolchainError(
+        f"The flags of '{op}' {what}; a build keeps only the binary.",
+        f"{remedy}Remove the flag of a second output, such as -Map, -save-temps, -gsplit-dwarf, --coverage or "
+        "-fprofile-generate without a directory.",
+    )
+
+
+def _named_paths(flags: Iterable[str]) -> Iterator[str]:
+    flag = ""
+    for piece in (piece for word in _without_defines(flags) for piece in _pieces(word)):
+        if not piece.startswith(("/", "../")):
+            flag = flag if piece in ("-Wl", *_TWO_WORDS) else piece
+        elif flag not in ("-L", "-B") and not any(part in flag for part in _NEVER_READ):
+            yield piece
 
 
 def indirect_flags(flags: Iterable[str]) -> list[str]:

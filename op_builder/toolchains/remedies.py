@@ -29,6 +29,7 @@ _CUDA_NAME = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|n
 _NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torch)\.h")
 _STABLE_BINDING = "-DTORCH_TARGET_VERSION="
 _SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
+WROTE_NOTHING = "Remove flags that replace the compile or the link, as -fsyntax-only and -Wl,--version do, or set CXX."
 _QUOTES = str.maketrans("\u2018\u2019", "''")  # printed in locales other than C
 
 

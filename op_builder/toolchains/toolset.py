@@ -38,7 +38,7 @@ class Compiler(NamedTuple):
         version: its line of ``--version``.
         target: the machine it compiles for, as ``x86_64-linux-gnu``.
         is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
-        variables: the variables that its wrapper scripts name.
+        variables: the words of its wrapper scripts, among them the variables that they read.
         digest: of the contents of its programs.
     """
 
@@ -71,12 +71,13 @@ class Compiler(NamedTuple):
 
     @property
     def flags_text(self) -> str:
-        """The flags in ``command``, quoted for a shell."""
-        if not self.flags:
+        """The flags in ``command``, and the variables of ``env NAME=VALUE g++``, quoted for a shell."""
+        words = [word for word in self.command[: -len(self.flags) or None] if "=" in word]
+        if not (words or self.flags):
             return ""
         import shlex
 
-        return shlex.join(self.flags)
+        return shlex.join([*words, *self.flags])
 
     @property
     def program(self) -> str:
@@ -163,7 +164,10 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
         return ask_compiler(command, programs)
 
-    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, compute)
+    subject = f"c++ compiler {command} {path}"
+    fact = memo.get(subject, _ANSWER, compute)
+    if fact["variables"]:  # a script, which may look for a compiler on PATH
+        fact = memo.get(f"{subject} {env.of_another_program('PATH')}", _ANSWER, compute)
     variables = tuple(fact["variables"])
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"])
 
@@ -189,7 +193,10 @@ class Toolset(NamedTuple):
     def variables(self) -> dict[str, str]:
         """The variables that are set and that the tools read."""
         tools = [tool for tool in (self.cxx, self.cuda, self.icpx) if tool is not None]
-        return {} if self.is_for_target else env.read_by_compilers({name for tool in tools for name in tool.variables})
+        if self.is_for_target:
+            return {}
+        words = {word for tool in tools for word in tool.variables}
+        return env.read_by_compilers(words, (word for word in words if word.endswith("_") and len(word) > 2))
 
     @property
     def variable_words(self) -> list[str]:
@@ -200,7 +207,7 @@ class Toolset(NamedTuple):
     def identities(self) -> dict[str, str]:
         """The parts of the key that identify the tools."""
         known = {"c++ compiler": self.cxx.identity_without_flags}
-        if self.cxx.flags:
+        if self.cxx.flags_text:
             known["flags in CXX"] = " ".join([self.cxx.flags_text, *contents_of(named_files(self.cxx.flags))])
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity

@@ -17,7 +17,7 @@ NO_OPS = ("FlashAttentionBuilder", "NotImplementedBuilder", "OpBuilder")
 
 def lists() -> dict[str, Any]:
     """The accelerators, and of each builder its package and whether it is compatible."""
-    compatible, explained = [dict(deepspeed.ops.__compatible_ops__)], [True]
+    compatible, unexplained = [dict(deepspeed.ops.__compatible_ops__)], list[str]()
     from deepspeed.accelerator import get_accelerator
     from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
     from deepspeed.ops import op_builder as theirs
@@ -32,7 +32,7 @@ def lists() -> dict[str, Any]:
         try:
             facts[1] or builder.load()
         except AccelError as error:
-            explained.append(bool(error.message and error.remedy))
+            unexplained.extend([] if error.message and error.remedy else [name])
         return facts
 
     names = [name for name in dir(theirs) if name.endswith("Builder") and name not in NO_OPS]
@@ -40,8 +40,10 @@ def lists() -> dict[str, Any]:
     compatible.append(dict(deepspeed.ops.__compatible_ops__))
     integration.off()
     compatible.append(dict(deepspeed.ops.__compatible_ops__))
-    assert all(explained)
-    assert compatible[0] == compatible[2] != compatible[1], compatible
+    assert not unexplained, "no message or no remedy"
+    left = {name for name in compatible[0].keys() | compatible[2] if compatible[0].get(name) != compatible[2].get(name)}
+    assert not left, "off() did not restore them"
+    assert compatible[1] != compatible[0], "the switch changed none"
     return {"accelerators": SUPPORTED_ACCELERATOR_LIST, "builders": builders}
 
 

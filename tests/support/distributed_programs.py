@@ -393,6 +393,36 @@ def another_timeout(rank: int, size: int, directory: str) -> list[str]:
     return errors
 
 
+def freed_memory(rank: int, size: int, directory: str) -> list[str]:
+    """The error of each call with a tensor whose storage was released; the group stays usable."""
+    start("accel", rank, size, directory)
+    errors = []
+    for dtype in (torch.float32, torch.float64, torch.int64):  # the last two are reduced by gloo
+        for step in (1, 2):
+            freed = torch.ones(4096 * step, dtype=dtype)[::step]
+            freed.untyped_storage().resize_(0)
+            parts, whole = [torch.ones(4096, dtype=dtype) for _ in range(size)], torch.ones(4096 * size, dtype=dtype)
+            for call in (
+                lambda freed=freed: dist.all_reduce(freed),
+                lambda freed=freed: dist.broadcast(freed, 0),
+                lambda freed=freed, parts=parts: dist.all_gather(parts, freed),
+                lambda freed=freed, parts=parts: dist.all_gather([freed] * size, parts[0]),
+                lambda freed=freed, whole=whole: dist.all_gather_into_tensor(whole, freed),
+                lambda freed=freed, parts=parts: dist.reduce_scatter(parts[0], [freed] * size),
+                lambda freed=freed, whole=whole: dist.reduce_scatter_tensor(freed, whole),
+                lambda freed=freed: dist.reduce(freed, 0),
+                lambda freed=freed, parts=parts: dist.gather(freed, parts if rank == 0 else None),
+                lambda freed=freed, parts=parts: dist.all_to_all(parts, [freed] * size),
+                lambda freed=freed: dist.all_to_all_single(freed, freed),
+            ):
+                errors.append(failure_of(call))  # type: ignore[arg-type]
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [size] * 3
+    stop()
+    return errors
+
+
 def unsupported_types(rank: int, size: int, directory: str) -> list[str]:
     """The error of each call with a type that gloo lacks, or cannot average; the group stays usable."""
     start("accel", rank, size, directory)

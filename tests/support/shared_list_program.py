@@ -1,7 +1,7 @@
-"""Calls that free gradients while another thread's update reads them: each must wait for the end of the update.
+"""Calls that meet another thread's update of the same list: each must wait for the end of the update.
 
-An update of so many elements takes milliseconds, so a call that does not wait returns before the update has ended, or
-frees memory that the update still reads.
+An update of so many elements takes milliseconds, so a call that does not wait returns before the update has ended,
+frees memory that the update still reads, or, as a second update, mixes old values with new ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.ops import CPUAdam
 from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.native_op import PreparedList
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 COUNT = 1 << 24
@@ -35,11 +36,31 @@ def check(param: torch.Tensor, update: Callable[[], object], free: Callable[[], 
     thread.join()
 
 
-def check_list(op: HostOp, name: str, *arguments: object) -> None:
-    param = ones()
+def prepared(op: HostOp, param: torch.Tensor) -> tuple[PreparedList, Callable[[], object]]:
+    """A list with that parameter, and a function that updates it."""
     shared = op.prepare(TensorLists([param], [ones()], [[ones()], [ones()]]), [torch.tensor(0.0)])
     options = [OPTIONS.get(name, 0.0) for name in op.options]
-    check(param, lambda: shared.update(options, Pass()), lambda: getattr(shared, name)(*arguments))
+    return shared, lambda: shared.update(options, Pass())
+
+
+def check_list(op: HostOp, name: str, *arguments: object) -> None:
+    param = ones()
+    shared, update = prepared(op, param)
+    check(param, update, lambda: getattr(shared, name)(*arguments))
+
+
+def check_updaters(op: HostOp) -> None:
+    params = [ones(), ones()]
+    for param in params:
+        _, update = prepared(op, param)
+        threads = [threading.Thread(target=update) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            if param is params[0]:  # one after the other
+                thread.join()
+        for thread in threads:
+            thread.join()
+    assert torch.equal(*params), "two updates ran at once"
 
 
 def check_optimizer() -> None:
@@ -55,6 +76,7 @@ def main() -> None:
         check_list(op, "release_grads")
         check_list(op, "replace_grads", [ones()])
         check_optimizer()
+        check_updaters(op)
 
 
 if __name__ == "__main__":

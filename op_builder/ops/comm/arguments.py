@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import bounded_int, bytes_of, is_overlapping
+from op_builder.ops.arguments import bounded_int, bytes_of, is_overlapping, require_memory
 
 Tensors = Sequence[torch.Tensor]
 
@@ -94,18 +94,20 @@ def checked_timeout(timeout_s: float) -> float:
     return float(timeout_s)
 
 
-def require_gloo_types(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Raise an OpArgumentError for a type that gloo does not support; gloo's own error would not name it."""
+def require_gloo_tensors(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Raise an OpArgumentError for a type that gloo does not support, which it would not name, or for freed memory."""
     is_average = any(op == dist.ReduceOp.AVG for op in _reduce_ops([*arguments, *keywords.values()]))
     for tensor in flat_tensors(arguments):
-        is_whole = not tensor.dtype.is_floating_point
-        if tensor.dtype not in _GLOO_TYPES or (is_average and is_whole):
+        dtype = tensor.dtype
+        if dtype not in _GLOO_TYPES or (is_average and not dtype.is_floating_point):
+            converted = "x.float()" if dtype.is_floating_point else "x.long()"
+            converted = "torch.view_as_real(x)" if dtype.is_complex else converted
             raise OpArgumentError(
-                f"{name}{' with avg' if is_average else ''} does not support {tensor.dtype}.",
-                "Reduce with sum, then divide."
-                if is_average
-                else f"Convert the tensors, for example x.{'long' if is_whole else 'float'}().",
+                f"{name}{' with avg' if is_average else ''} does not support {dtype}.",
+                "Reduce with sum, then divide." if is_average else f"Convert the tensors, for example {converted}.",
             )
+        if is_plain(tensor):
+            require_memory(f"A tensor of {name}", tensor)
 
 
 def _reduce_ops(options: Iterable[Any]) -> Iterator[dist.ReduceOp.RedOpType]:
@@ -137,6 +139,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
+    require_memory("The tensor", tensor)
     return without_class(tensor).resolve_conj().resolve_neg().contiguous()
 
 
@@ -151,6 +154,7 @@ def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
     target = without_class(tensor)
     if target.data_ptr() == result.data_ptr() and target.is_contiguous():
         return
+    require_memory("The output", target)
     unexpanded, values = target, result.view(target.shape)
     for dimension, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dimension] > 1:  # copy_() refuses these

@@ -24,7 +24,7 @@ from op_builder.ops.comm.arguments import (
     flat_tensors,
     is_plain,
     replace_tensors,
-    require_gloo_types,
+    require_gloo_tensors,
     write_back,
 )
 
@@ -145,7 +145,7 @@ class GlooCollectives:
 
     def run(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Run a collective until it or the group ends; also raises gloo's errors. Tensors need not be contiguous."""
-        require_gloo_types(name, arguments, keywords)
+        require_gloo_tensors(name, arguments, keywords)
         given = flat_tensors(arguments)
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)

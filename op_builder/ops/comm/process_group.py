@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
+from op_builder.ops.arguments import require_memory
 from op_builder.ops.comm.arguments import (
     REDUCIBLE,
     Tensors,
@@ -192,6 +193,8 @@ class AccelProcessGroup(dist.ProcessGroup):
             return self._by_gloo(name, arguments, keywords)
 
         def scatter(output: torch.Tensor, parts: Tensors) -> None:
+            for part in parts:
+                require_memory("A part", part)
             self._scatter(op, output, torch.cat([dense(part).view(-1) for part in parts]))
 
         return self._run(name, scatter, [outputs, lists], is_async)

@@ -32,7 +32,7 @@ class Handles:
         unknown = [name for name in settings if name not in HandleSettings._fields]
         if unknown:
             raise OpArgumentError(
-                f"A handle has no setting {unknown[0]!r}.", f"Use {', '.join(HandleSettings._fields)}."
+                f"A handle has no setting {unknown[0]!r}.", f"Use one of {', '.join(HandleSettings._fields)}."
             )
         HandleSettings(**settings).checked()
         self._settings = dict(settings)

@@ -20,7 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def place_of(group_index: int, index: int, param: torch.Tensor) -> str:
     """A parameter as the optimizer's user knows it."""
-    return f"parameter {index} of group {group_index} (shape {tuple(param.shape)})"
+    shape = "nested" if param.is_nested else f"shape {tuple(param.shape)}"
+    return f"parameter {index} of group {group_index} ({shape})"
 
 
 def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
@@ -29,7 +30,9 @@ def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
     if param.dtype not in DTYPES:
         raise OpArgumentError(
             f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is required.",
-            "Convert the model, for example model.float().",
+            "Convert the model, for example model.float()."
+            if not param.is_complex()
+            else "Pass a parameter of real numbers, as of torch.view_as_real(), or use torch.optim's optimizer.",
         )
     sharding = sharding_of(param)
     if sharding is not None and any(placement.is_partial() for placement in sharding.placements):
@@ -43,7 +46,7 @@ def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
             "Use Adam or Lion for this model, or DistributedDataParallel.",
         )
     local = local_of(param)
-    if local.layout != torch.strided or not local.is_contiguous():
+    if local.layout != torch.strided or local.is_nested or not local.is_contiguous():
         raise OpArgumentError(
             f"{what} is not a contiguous dense tensor (layout {local.layout}).",
             "Make the parameter contiguous, for example by p.data = p.data.contiguous().",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import checked_numbers, finite_number, is_traced, step_number
+from op_builder.ops.arguments import checked_numbers, finite_number, is_traced, step_number, switch
 from op_builder.ops.optim.lamb_of_one import lamb
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import TensorLists, roles_of
@@ -192,7 +192,7 @@ class FusedOp(NativeOp):
             if given["mode"] not in (0, 1):
                 raise OpArgumentError(f"mode is {given['mode']!r}.", "Pass 0 for Adam with L2 penalty, 1 for AdamW.")
             values |= dict.fromkeys(declared.modes, given["mode"])
-        values |= {key: bool(given[key]) for key in declared.switches}
+        values |= {key: switch(key, given[key]) for key in declared.switches}
         tensors = _named_lists(given["tensor_lists"], self.states)
         control = Control(
             lr_tensor,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import check_nesterov, checked_numbers, is_dense, is_traced, step_number
+from op_builder.ops.arguments import check_nesterov, checked_numbers, is_dense, is_traced, step_number, switch
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists, roles_of
 
@@ -131,7 +131,7 @@ class HostOp(NativeOp):
         if number in self._modes:
             destroy = f"destroy_{declared.name.lower()}"
             raise OpArgumentError(f"Optimizer id {number} is in use.", f"Choose another id, or call {destroy} first.")
-        modes = {key: bool(given[key]) for key in declared.modes}
+        modes = {key: switch(key, given[key]) for key in declared.modes}
         check_nesterov({**numbers, **modes})
         self._modes[number] = modes
         if given["should_log"]:
@@ -152,7 +152,7 @@ class HostOp(NativeOp):
         declared = self.declaration
         modes = self._modes[self._existing_id(given["optimizer_id"])]
         numbers = checked_numbers(**{key: given[key] for key in declared.numbers})
-        switches = {key: bool(given[key]) for key in declared.switches}
+        switches = {key: switch(key, given[key]) for key in declared.switches}
         values = {**declared.constants, **numbers, **modes, **switches}
         check_nesterov(values)
         return [values[key] for key in declared.options]

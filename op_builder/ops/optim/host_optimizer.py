@@ -12,7 +12,7 @@ from typing import Any, TypedDict, overload
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number, step_count, untraced, whole_number
+from op_builder.ops.arguments import finite_number, step_count, switch, untraced, whole_number
 from op_builder.ops.declare import load_host
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
@@ -84,10 +84,10 @@ class HostOptimizer(NativeOptimizer):
         ):
             raise OpArgumentError(f"max_grad_norm is {max_grad_norm}.", "Pass a number above 0, or None.")
         self.max_grad_norm = max_grad_norm
-        self.zero_grads = bool(settings.get("zero_grads", False))
+        self.zero_grads = switch("zero_grads", settings.get("zero_grads", False))
         self.copies = {}
         self.seed = whole_number("seed", settings.get("seed", 0))
-        self.in_backward = bool(settings.get("in_backward", False))
+        self.in_backward = switch("in_backward", settings.get("in_backward", False))
         if self.in_backward:
             self._reject_options_needing_all_grads()
         options |= {"maximize": settings.get("maximize", False), "states": settings.get("states", "float32")}

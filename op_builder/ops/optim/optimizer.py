@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from op_builder.errors import AccelError, OpArgumentError
-from op_builder.ops.arguments import check_betas, finite_number, untraced
+from op_builder.ops.arguments import check_betas, finite_number, switch, untraced
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.native_states import NativeStates
 from op_builder.ops.optim.prepared_groups import PreparedGroups, is_same
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
 _IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
+_SWITCHES = ("maximize", "nesterov", "bias_correction", "decoupled_weight_decay")
 # Options that every group has.
 _FIXED: dict[str, Any] = {"differentiable": False}
 # The only supported values of options.
@@ -236,6 +237,9 @@ class NativeOptimizer(NativeStates):
         for name in self.NUMBERS:
             if name in group:
                 finite_number(name, group[name])
+        for name in _SWITCHES:
+            if name in group:
+                switch(name, group[name])
         if group["states"] not in self.STORAGES:
             allowed = ", ".join(self.STORAGES)
             raise OpArgumentError(

@@ -14,7 +14,7 @@ from op_builder.report.__main__ import main as report
 from tests.support.small_ops import SmallBuilder
 
 _NAMES = [variable.name for variable in env.VARIABLES if "<" not in variable.name]
-_NONSENSE = ("'", "~ \\\n", "9" * 5000)
+_NONSENSE = ("'", "~ \\\n", "9" * 5000, "\udcff\x01")
 
 
 def _uses(small: SmallBuilder) -> list[Callable[[], object]]:
@@ -34,7 +34,7 @@ def test_blank_values_count_as_unset(small: SmallBuilder) -> None:
                 use()
 
 
-@pytest.mark.parametrize("text", _NONSENSE, ids=range(3))
+@pytest.mark.parametrize("text", _NONSENSE, ids=range(4))
 def test_errors_about_nonsense_name_the_variable(small: SmallBuilder, text: str) -> None:
     small.load()
     unclear = []
@@ -52,7 +52,9 @@ def test_errors_about_nonsense_name_the_variable(small: SmallBuilder, text: str)
 @pytest.mark.parametrize(
     "name", ["CXX", "ACCEL_MAX_JOBS", "MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S", "ACCEL_CACHE_MAX_MIB"]
 )
-@pytest.mark.parametrize("text", [*_NONSENSE, "g++ -o x", "g++ @/missing"], ids=range(5))
+@pytest.mark.parametrize(
+    "text", [*_NONSENSE, "g++ -o x", "g++ @/missing", "1_000", "\u0663", "1e3", "0x4", "4.0"], ids=range(11)
+)
 def test_builds_name_the_variable_that_they_cannot_use(small: SmallBuilder, name: str, text: str) -> None:
     with env.scope(**{name: text}), pytest.raises(AccelError, match=name):
         small.load()

@@ -14,6 +14,7 @@ import pytest
 from op_builder import CUDAOpBuilder, env
 from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
+from op_builder.errors import AccelError
 from op_builder.report.collect import explain
 from op_builder.system.outcomes import CheckOutcome
 from tests.support.builds import compile_op, find_cached, lookup
@@ -222,16 +223,79 @@ def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -
         ('. "{inner}"\nexec {gxx} "$@"', "INNER_FLAGS"),
         ('exec inner "$@"', "INNER_FLAGS"),
         ('exec {gxx} "$@"', "OMPI_CXXFLAGS"),
+        ('inner "$@"', "INNER_FLAGS"),
+        ('exec {gxx} "$@" $(printenv my_flags)', "my_flags"),
+        ('NAME=my_flags; exec {gxx} "$@" ${{!NAME}}', "my_flags"),
+        ('exec {gxx} "$@" ${{!NAME}}', "NAMED"),
+        ("eval exec {gxx} '\"$@\"' \\$MY_FLAGS_$LANGUAGE", "MY_FLAGS_CXX"),
+        (
+            "exec python3 -c \"import os, sys; f = os.getenv('X'); os.execv('{gxx}', sys.argv)\" \"$@\"",
+            "X",
+        ),
+        ('. "$(dirname "$0")/flags.sh"\nexec {gxx} "$@"', "SOURCED_FLAGS"),
+        ('. {inner}.sh\nexec {gxx} "$@"', "SOURCED_FLAGS"),
+        ('# perl: $ENV{{perl_flags}}\nexec {gxx} "$@"', "perl_flags"),
     ],
 )
 def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text: str, variable: str) -> None:
     gxx = require_program("g++")
     inner = program(tmp_path / "inner", f'set -- "$@" $INNER_FLAGS\nexec {gxx} "$@"')
+    for place in ("inner.sh", "bin/flags.sh"):
+        program(tmp_path / place, 'set -- "$@" $SOURCED_FLAGS')
     compiler = program(tmp_path / "bin" / "g++", text.format(gxx=gxx, inner=inner))
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!{require_program('bash')}"))
     path = f"{tmp_path}:{os.environ['PATH']}"
     digests = []
     for value in ("-DVAL=1", "-DVAL=2"):
-        with env.scope(**{"CXX": str(compiler), "PATH": path, "TERM": value, variable: value}):
+        with env.scope(**{"CXX": str(compiler), "PATH": path, "TERM": value, "NAME": "NAMED", variable: value}):
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    "text", ['. "$(dirname "$0")/flags"', ". {}/flags", 'here=${{0%/*}}\nsource "$here/../bin/flags"', "# import flags"]
+)
+def test_a_file_that_a_wrapper_includes_counts(small: SmallBuilder, tmp_path: Path, text: str) -> None:
+    line = f'exec {require_program("g++")} "$@"'
+    compiler = program(tmp_path / "bin" / "g++", f"{text.format(tmp_path / 'bin')}\n{line} $MORE")
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!{require_program('bash')}"))
+    digests = []
+    for value in ("1", "22"):
+        (tmp_path / "bin" / ("flags.py" if "import" in text else "flags")).write_text(f"MORE=-DVAL={value}\n")
+        with env.scope(CXX=str(compiler)):
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
+def test_a_compiler_that_path_selects_for_a_wrapper_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    compiler = program(tmp_path / "wrapper", 'exec_now=selected\n$exec_now "$@"')
+    digests = []
+    for value in ("1", "2"):
+        program(tmp_path / value / "selected", f'exec {require_program("g++")} "$@" -DVAL={value}')
+        with env.scope(CXX=str(compiler), PATH=f"{tmp_path / value}:{os.environ['PATH']}"):
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
+@pytest.mark.parametrize("text", ['exec {} "$@" -MMD', 'exec {} -MMD "$@"'])
+def test_a_wrapper_that_hides_headers_is_refused(
+    small: SmallBuilder, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = program(tmp_path / "bin" / "g++", text.format(require_program("g++")))
+    monkeypatch.chdir(tmp_path)
+    with env.scope(CXX=str(compiler)), pytest.raises(AccelError, match="list of headers"):
+        small.load()
+    assert not list(tmp_path.glob("*.d"))
+
+
+@needs_gxx
+def test_variables_that_cxx_sets_count(small: SmallBuilder, tmp_path: Path) -> None:
+    digests = []
+    for value in ("1", "2"):
+        with env.scope(CXX=f"env CPATH={tmp_path}/{value} g++"):
             digests.append(lookup(small).key.digest)
     assert digests[0] != digests[1]
 

@@ -234,6 +234,7 @@ if mkdir {directory}/running 2>/dev/null; then
   rmdir {directory}/running
   exit $code
 fi
+touch killed.o.tmp
 echo "g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable" >&2; exit 1
 """
 
@@ -251,7 +252,7 @@ def test_a_build_resumes_with_half_the_jobs(
 ) -> None:
     compiler = program(tmp_path / "alone-g++", ALONE.format(directory=tmp_path))
     with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS="8"):
-        assert cached_or_built(of_many(small)).is_intact()
+        assert cached_or_built(of_many(small)).is_intact(), "what a killed compiler left is no output"
     compiled = collections.Counter(re.findall(r"(\w+)\.o\.as\.d", (tmp_path / "compiled").read_text()))
     assert len(compiled) == FILES
     assert set(compiled.values()) == {1}, "what was compiled is not compiled again"

@@ -104,6 +104,15 @@ def test_a_flag_that_no_compiler_knows_is_named(small: SmallBuilder) -> None:
     assert "-mno-such-flag" in str(small.error_log)
 
 
+@pytest.mark.parametrize("flag", ["-Wl,--version", "-###", "-fsyntax-only"])
+@pytest.mark.parametrize(("kind", "raises"), [("flags", IncompatibleOpError), ("link", LoadError)])
+def test_a_flag_that_replaces_the_link_is_named(
+    small: SmallBuilder, flag: str, kind: str, raises: type[AccelError]
+) -> None:
+    getattr(small, kind).append(flag)
+    failure(small, ENTRY, raises, "wrote no", remedy="Remove flags that replace")
+
+
 def test_a_missing_compiler_in_cxx_is_named(small: SmallBuilder) -> None:
     with env.scope(CXX="no-such-g++"):
         failure(small, ENTRY, IncompatibleOpError, "CXX='no-such-g++'", remedy="Correct CXX")

@@ -75,33 +75,74 @@ def test_flags_that_name_outputs_are_refused(small: SmallBuilder, tmp_path: Path
 
 @pytest.mark.parametrize(
     "flag",
-    [
-        "--coverage",
-        "-fprofile-generate",
-        "-fstack-usage",
-        "-save-temps",
-        "-gsplit-dwarf",
-        "-Wl,-Map=list",
-        "-Wl,-Map={}/list",
-        "-Wa,-a={}/list",
-        "-time={}/list",
-    ],
+    ["--coverage", "-fprofile-generate", "-fstack-usage", "-save-temps", "-gsplit-dwarf", "-Wl,-Map=list"],
 )
-def test_flags_with_a_second_output_are_refused_each_time(small: SmallBuilder, tmp_path: Path, flag: str) -> None:
-    small.flags += [flag.format(tmp_path), "-g"]
-    small.link = [flag.format(tmp_path)]
+def test_flags_with_a_second_output_are_refused_each_time(small: SmallBuilder, flag: str) -> None:
+    small.flags += [flag, "-g"]
+    small.link = [flag]
     for _ in range(2):
         with pytest.raises(ToolchainError, match="only the binary"):
             compile_op(small)
     assert list((small.cache.home / "staging").iterdir()) == []
 
 
-def test_a_file_that_a_flag_names_may_be_saved_during_a_build(small: SmallBuilder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["flags", "link", "CXX"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("-Wl,-Map={}", "-Wl,-Map,{}", "-Xlinker -Map -Xlinker {}", "-Wl,--out-implib={}", "-Wl,--reproduce={}"),
+        *("-fopt-info-all={}", "-fdump-tree-all={}", "-ftime-trace={}", "-Wa,-a={}", "-aux-info {}"),
+        "-Wl,-Map=../list",
+    ],
+)
+def test_a_flag_with_the_name_of_a_new_file_is_refused_before_the_build(
+    small: SmallBuilder, tmp_path: Path, flag: str, kind: str
+) -> None:
+    compiler = None
+    if kind == "CXX":
+        compiler = f"{require_program('g++')} {flag.format(tmp_path / 'list')}"
+    else:
+        getattr(small, kind).extend(flag.format(tmp_path / "list").split())
+    with env.scope(CXX=compiler), pytest.raises(AccelError, match="only the binary"):
+        small.load()
+    assert not (tmp_path / "list").exists()
+
+
+@pytest.mark.parametrize("flag", ["-Wl,-Map={}", "-Wl,-Map={}/list", "-fdump-tree-all={}/list", "-time={}/list"])
+def test_a_flag_that_writes_over_a_file_or_into_a_directory_is_refused(
+    small: SmallBuilder, tmp_path: Path, flag: str
+) -> None:
+    (tmp_path / "list").touch()
+    small.flags.append(flag.format(tmp_path))
+    small.link.append(small.flags[-1])
+    with pytest.raises(ToolchainError, match="only the binary"):
+        compile_op(small)
+
+
+@pytest.mark.parametrize("flag", ["-Wl,-rpath,{}/new", "-Xlinker -rpath -Xlinker {}/new", "-L {}/new"])
+def test_a_directory_that_the_build_does_not_read_may_be_missing(
+    small: SmallBuilder, tmp_path: Path, flag: str
+) -> None:
+    small.link = flag.format(tmp_path).split()
+    small.flags += [f"-ffile-prefix-map={tmp_path}/old={tmp_path}/new", f"-I{tmp_path}/new"]
+    compile_op(small)
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_a_file_that_a_flag_names_may_be_saved_during_builds(small: SmallBuilder, tmp_path: Path, saves: int) -> None:
     script = tmp_path / "versions"
     script.write_text("{ global: *; };")
     small.link = [f"-Wl,--version-script={script}"]
-    not_saved = [script]
-    compile_op(small, BuildOptions(progress=lambda *_: [each.touch() for each in not_saved] and not_saved.clear()))
+    links = []
+
+    def save(_done: int, _total: int, step: str) -> None:
+        if step.startswith("link small"):
+            links.append(step)
+            if len(links) <= saves:
+                script.touch()
+
+    compile_op(small, BuildOptions(progress=save))
+    assert len(links) == saves + 1
     assert find_cached(small) is not None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,32 @@ def test_it_agrees_with_the_loader_also_without_section_headers(
             if name not in ("level.so", "stack.so"):  # they depend on the CPU and on the C library
                 assert loads == (not words), name
             assert words in capsys.readouterr().out, name
+
+
+@needs_gxx
+@pytest.mark.parametrize("search", ["$ORIGIN/new", "$ORIGIN/old", "$ORIGIN", "/nowhere"])
+@pytest.mark.parametrize("tag", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_libraries_are_searched_in_the_loaders_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str, tag: str
+) -> None:
+    for version, place in (("NEW", "new"), ("OLD", "old"), ("OLD", ".")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / "script").write_text(f"{version} {{ global: *; }};")
+        versioned = ("-Wl,--version-script={}/script", "-Wl,-soname,libversioned.so")
+        compiled(tmp_path, f"{place}/libversioned.so", FILES["libnear.so"][0], versioned)
+    link = ("-L{}/new", "-lversioned", f"-Wl,{tag},-rpath,{search}")
+    file = compiled(tmp_path, "file.so", FILES["newer_version.so"][0], link)
+    foreign = bytearray((tmp_path / "new" / "libversioned.so").read_bytes())
+    foreign[18] ^= 1  # e_machine
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "libversioned.so").write_bytes(foreign)
+    monkeypatch.chdir(tmp_path / "new")
+    load = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(file)!r})"]
+    for places in ("new", "old", "old:new", "new;old", "foreign:new", "absent", ":", ""):
+        directories = re.sub(r"\w+", lambda name: str(tmp_path / name[0]), places)
+        with env.scope(LD_LIBRARY_PATH=directories):
+            loads = subprocess.run(load, stderr=subprocess.DEVNULL, check=False).returncode == 0
+            assert doctor.main([str(file)]) == (0 if loads else 1), places
 
 
 @needs_gxx

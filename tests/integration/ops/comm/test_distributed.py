@@ -81,6 +81,11 @@ def test_types_that_gloo_lacks_are_named_before_anything_is_sent(tmp_path: Path)
     assert "avg does not support torch.int64" in average
 
 
+def test_freed_memory_is_named_before_it_is_read(tmp_path: Path) -> None:
+    for errors in ranks("freed_memory", 2, tmp_path):
+        assert all("OpArgumentError" in error and "of its storage" in error for error in errors), errors
+
+
 # When something is missing -------------------------------------------------------------------------
 
 

@@ -135,6 +135,26 @@ def test_text_is_no_number(option: dict[str, Any]) -> None:
         CPUAdam(make_params(), **option)
 
 
+@pytest.mark.parametrize("option", ["in_backward", "zero_grads", "maximize", "nesterov"])
+@pytest.mark.parametrize("value", ["no", None, 2, torch.ones(2)], ids=str)
+def test_a_switch_is_true_or_false(option: str, value: object) -> None:
+    with pytest.raises(OpArgumentError, match=f"{option}.*True or False"):
+        CPUSGD(make_params(), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("param", "words"),
+    [
+        (torch.ones(2, dtype=torch.complex64), "complex64.*\n.*view_as_real"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"\(nested\) is not a contiguous dense tensor"),
+    ],
+    ids=["complex", "nested"],
+)
+def test_an_unfit_parameter_is_named(param: torch.Tensor, words: str) -> None:
+    with pytest.raises(OpArgumentError, match=words):
+        CPUAdam([torch.nn.Parameter(param)])
+
+
 def test_threads_may_share_a_list() -> None:
     output_of("-m", shared_list_program.__name__)
 

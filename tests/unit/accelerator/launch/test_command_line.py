@@ -139,7 +139,9 @@ def test_a_user_without_a_home_directory_can_launch(capsys: Capture, monkeypatch
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 0x7FFFFFF0)
     Path(".accel_env").write_text("NAME=value\n")
-    assert "NAME=value" in dry_run(capsys, "train.py")
+    written = dry_run(capsys, "train.py")
+    assert "NAME=value" in written
+    assert "no rank is bound" in written
 
 
 def test_the_default_is_one_rank_per_numa_node_with_allowed_cores(

@@ -89,7 +89,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".accel_env")
     variables, notes = read_environment_files([tmp_path])
     assert variables == {}
-    assert "it is not a file" in notes[0][1]
+    assert "it is not a regular file). Remedy: Replace" in notes[0][1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

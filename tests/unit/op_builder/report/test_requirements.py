@@ -69,7 +69,7 @@ def binary(
     python: str = "",
 ) -> Binary:
     versions = frozenset(symbol.partition("@")[2] for symbol in undefined if "@" in symbol)
-    elf = Elf(cpu[0], needed, (), frozenset(defined), frozenset(undefined), frozenset(), versions, cpu[1])
+    elf = Elf(cpu[0], needed, (), (), frozenset(defined), frozenset(undefined), frozenset(), versions, cpu[1])
     return Binary(name, elf, python=python)
 
 
