@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,12 @@ from tests.support.small_ops import SmallBuilder
 
 _NAMES = [variable.name for variable in env.VARIABLES if "<" not in variable.name]
 _NONSENSE = ("'", "~ \\\n", "9" * 5000, "\udcff\x01")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A nonsensical ACCEL_CACHE_DIR is the name of a directory here."""
+    monkeypatch.chdir(tmp_path)
 
 
 def _uses(small: SmallBuilder) -> list[Callable[[], object]]:
