@@ -1,0 +1,71 @@
+"""What ``accel-ops run --compiles`` costs a program that compiles nothing: the start of ``python -c "import torch"``.
+
+The watched and the plain process alternate. Their processor times are compared pair by pair, because wall times depend
+more on what else the machine does. The command itself, which starts the process and prints the list, counts apart.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks import _measure
+from benchmarks._measure import Table, at_most, duration, interleave, requirement_table
+from op_builder import compiles
+
+LIMIT_PERCENT = 2.0
+PROGRAM = ("-c", "import torch")
+PLAIN, WATCHED, COMMAND = "plain", "watched", "accel-ops run --compiles report"
+
+
+def timed(arguments: Sequence[str], environment: Mapping[str, str]) -> Callable[[], tuple[float, float]]:
+    """A function that runs Python once; it returns the seconds and those of the processor."""
+
+    def run() -> tuple[float, float]:
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
+        seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return run
+
+
+def main() -> None:
+    """The command line."""
+    parser = _measure.make_parser("compiles", __doc__, "fewer pairs")
+    arguments = parser.parse_args()
+    machine = _measure.describe_machine()
+    plain = dict(os.environ)
+    with compiles.watched() as ledger:
+        contenders = {
+            PLAIN: timed(PROGRAM, plain),
+            WATCHED: timed(PROGRAM, dict(os.environ)),
+            COMMAND: timed(("-m", "op_builder", "run", "--compiles", "report", "--", *PROGRAM), plain),
+        }
+        samples = interleave(contenders, 5 if arguments.quick else 50, "starts")
+        assert ledger.compiled() == [], "it compares processes that compile nothing"
+    cpu = {name: [cpu_s for _, cpu_s in times] for name, times in samples.items()}
+    more = [100 * (one / other - 1) for one, other in zip(cpu[WATCHED], cpu[PLAIN], strict=True)]
+    rows = [
+        [name, duration(statistics.median(cpu[name])), duration(statistics.median(seconds for seconds, _ in times))]
+        for name, times in samples.items()
+    ]
+    _measure.report(
+        "compiles",
+        arguments,
+        machine,
+        [
+            Table('python -c "import torch", medians', ("contender", "processor time", "time"), rows),
+            requirement_table([at_most("a watched start, in pairs", statistics.median(more), LIMIT_PERCENT, "%")]),
+        ],
+        samples,
+    )
+
+
+if __name__ == "__main__":
+    main()
