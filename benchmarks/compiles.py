@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from benchmarks import _measure
 from benchmarks._measure import Table, at_most, duration, interleave, requirement_table
+from benchmarks._processes import environment
 from op_builder import compiles
 
 LIMIT_PERCENT = 2.0
@@ -23,12 +25,12 @@ PROGRAM = ("-c", "import torch")
 PLAIN, WATCHED, COMMAND = "plain", "watched", "accel-ops run --compiles report"
 
 
-def timed(arguments: Sequence[str], environment: Mapping[str, str]) -> Callable[[], tuple[float, float]]:
+def timed(arguments: Sequence[str], variables: Mapping[str, str]) -> Callable[[], tuple[float, float]]:
     """A function that runs Python once; it returns the seconds and those of the processor."""
 
     def run() -> tuple[float, float]:
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
+        subprocess.run([sys.executable, *arguments], env=variables, check=True, capture_output=True)
         seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -40,14 +42,15 @@ def main() -> None:
     parser = _measure.make_parser("compiles", __doc__, "fewer pairs")
     arguments = parser.parse_args()
     machine = _measure.describe_machine()
-    plain = dict(os.environ)
+    plain = environment(Path(sys.executable))
     with compiles.watched() as ledger:
+        watching = {name: os.environ[name] for name in ("ACCEL_COMPILES", "LD_PRELOAD")}
         contenders = {
             PLAIN: timed(PROGRAM, plain),
-            WATCHED: timed(PROGRAM, dict(os.environ)),
+            WATCHED: timed(PROGRAM, {**plain, **watching}),
             COMMAND: timed(("-m", "op_builder", "run", "--compiles", "report", "--", *PROGRAM), plain),
         }
-        samples = interleave(contenders, 5 if arguments.quick else 50, "starts")
+        samples = interleave(contenders, 5 if arguments.quick else 30, "starts")
         assert ledger.compiled() == [], "it compares processes that compile nothing"
     cpu = {name: [cpu_s for _, cpu_s in times] for name, times in samples.items()}
     more = [100 * (one / other - 1) for one, other in zip(cpu[WATCHED], cpu[PLAIN], strict=True)]
