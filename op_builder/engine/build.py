@@ -351,12 +351,14 @@ def _announced_if_long(
             wait_s = min(3 * wait_s, _ANNOUNCE_EVERY_S)
 
     reporter = threading.Thread(target=report, name="accel-ops build", daemon=True)
-    reporter.start()
+    with contextlib.suppress(RuntimeError):  # no thread may start here, but perhaps a compiler
+        reporter.start()
     try:
         yield replace(options, progress=note)
     finally:
         ended.set()
-        reporter.join()
+        if reporter.is_alive():
+            reporter.join()
 
 
 @contextmanager
