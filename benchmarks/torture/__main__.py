@@ -153,9 +153,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only those whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="fewer points and ranks in a case")
-    parser.add_argument("--missing", action="store_true", help="only what the file has no outcome of")
+    parser.add_argument("--missing", action="store_true", help="only what the file lacks, or has only from --quick")
     parser.add_argument(
-        "--stop-after", type=float, default=float("inf"), metavar="SECONDS", help="begin no case later than this"
+        "--stop-after", type=float, default=float("inf"), metavar="SECONDS", help="begin no case after so long"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes, details and versions in this file")
     parser.add_argument(
@@ -174,11 +174,11 @@ def main() -> None:
             outcome, seconds = observe(one, case, arguments.quick)
             record.add(one, versions[one.name], case, outcome, seconds=seconds, is_quick=arguments.quick)
 
-    pairs = [
-        (case, one)
-        for case, one in itertools.product(names, contenders)
-        if not (arguments.missing and one.name in record.data["outcomes"].get(case, {}))
-    ]
+    def is_missing(case: str, one: Contender) -> bool:
+        row = record.data["outcomes"].get(case, {}).get(one.name)
+        return row is None or (row["quick"] and not arguments.quick)
+
+    pairs = [pair for pair in itertools.product(names, contenders) if not arguments.missing or is_missing(*pair)]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for _ in pool.map(observe_pair, pairs):
             pass
