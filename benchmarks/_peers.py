@@ -105,7 +105,7 @@ def peer_environment(name: str, requirements: str) -> Path:
     """
     directory = peer_directory(name)
     ready = directory / "ready"
-    if not ready.exists() or ready.read_text() not in ("", requirements):
+    if not ready.exists() or ready.read_text() != requirements:
         _measure.progress_console.print(f"Installing {requirements} into {directory}")
         make_environment(directory)
         pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -1,6 +1,6 @@
 """What JIT builders survive: each contender in each case, and what was observed.
 
-    python -m benchmarks.torture [--contenders NAME ...] [--cases WORD ...] [--jobs N] [--quick] [--json FILE] [--write]
+    python -m benchmarks.torture [--contenders NAME ...] [--cases WORD ...] [--missing] [--json FILE] [--write]
 
 "right" means that the op returned what its current sources say. An outcome is what was seen from outside: the returned
 value, the exit status, the compilers that were started. It never follows from a contender's code. Some cases need root
@@ -65,8 +65,8 @@ def cell(word: str, detail: str = "") -> str:
     return f"**{word}**" if word in BAD else word
 
 
-def observe(contender: Contender, case: str, is_quick: bool) -> Outcome:
-    """Run one case with one contender in a directory that is removed afterwards."""
+def observe(contender: Contender, case: str, is_quick: bool) -> tuple[Outcome, float]:
+    """Run one case with one contender in a directory that is removed afterwards; the outcome and the seconds."""
     directory = Path(tempfile.mkdtemp(prefix="torture-"))
     started = time.monotonic()
     try:
@@ -79,9 +79,10 @@ def observe(contender: Contender, case: str, is_quick: bool) -> Outcome:
         outcome = Outcome("FAULT OF THE CASE", traceback.format_exc(limit=-2).strip().replace("\n", " | "))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    seconds = time.monotonic() - started
     detail = f" ({outcome.detail})" if outcome.detail else ""
-    show_progress(f"{contender.name:26} {case:24} {outcome.word}{detail}  {time.monotonic() - started:.0f} s")
-    return outcome
+    show_progress(f"{contender.name:26} {case:24} {outcome.word}{detail}  {seconds:.0f} s")
+    return outcome, seconds
 
 
 class Record:
@@ -92,15 +93,24 @@ class Record:
 
     def __init__(self, path: Path | None) -> None:
         self.path, self._lock = path, threading.Lock()
-        empty: dict[str, Any] = {"machine": "", "versions": {}, "outcomes": {}}
+        empty: dict[str, Any] = {"machine": "", "outcomes": {}}
         self.data = json.loads(path.read_text()) if path is not None and path.exists() else empty
 
-    def add(self, contender: Contender, version: str, case: str, outcome: Outcome) -> None:
+    def add(
+        self, contender: Contender, version: str, case: str, outcome: Outcome, *, seconds: float, is_quick: bool
+    ) -> None:
         """Add an outcome and write the file."""
+        row = {
+            "outcome": outcome.word,
+            "detail": outcome.detail,
+            "seconds": round(seconds, 1),
+            "version": version,
+            "date": time.strftime("%Y-%m-%d"),
+            "quick": is_quick,
+        }
         with self._lock:
             self.data["machine"] = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-            self.data["versions"][contender.name] = version
-            self.data["outcomes"].setdefault(case, {})[contender.name] = [outcome.word, outcome.detail]
+            self.data["outcomes"].setdefault(case, {})[contender.name] = row
             if self.path is not None:
                 staged = self.path.with_suffix(".staged")
                 staged.write_text(json.dumps(self.data, indent=1) + "\n")
@@ -109,19 +119,26 @@ class Record:
 
 def markdown(record: dict[str, Any]) -> str:
     """The table, a section for each group of cases."""
-    versions, outcomes = record["versions"], record["outcomes"]
-    who = [one.name for one in CONTENDERS if one.name in versions]
+    outcomes: dict[str, dict[str, dict[str, Any]]] = record["outcomes"]
+    seen = {one.name: [row[one.name] for row in outcomes.values() if one.name in row] for one in CONTENDERS}
+    who = [name for name, rows in seen.items() if rows]
     lines = [f"| | {' | '.join(who)} |", "|---" * (len(who) + 1) + "|"]
-    lines.append(f"| version | {' | '.join(versions[name] for name in who)} |")
+    for text, member in (("version", "version"), ("date", "date")):
+        values = (", ".join(sorted({row[member] for row in seen[name]})) for name in who)
+        lines.append(f"| {text} | {' | '.join(values)} |")
     for group, heading in GROUPS.items():
         cases_of_group = [case for case in case_names([]) if case.startswith(f"{group}_") and case in outcomes]
         if cases_of_group:
             lines.append(f"| **{heading}** |" + " |" * len(who))
         for case in cases_of_group:
-            lines.append(f"| {title(case)} | {' | '.join(cell(*outcomes[case].get(name, [''])) for name in who)} |")
+            found = (outcomes[case].get(name, {"outcome": "", "detail": ""}) for name in who)
+            lines.append(f"| {title(case)} | {' | '.join(cell(row['outcome'], row['detail']) for row in found)} |")
     for text, counted in (("right", ("right",)), (", ".join(BAD).lower(), BAD)):
-        numbers = [sum(row.get(name, [""])[0] in counted for row in outcomes.values()) for name in who]
+        numbers = (sum(row["outcome"] in counted for row in seen[name]) for name in who)
         lines.append(f"| **cases: {text}** | {' | '.join(map(str, numbers))} |")
+    timed = {name: [row["seconds"] for row in seen[name] if row["seconds"] is not None] for name in who}
+    minutes = (f"{sum(timed[name]) / 60:.0f} for {len(timed[name])}" for name in who)
+    lines.append(f"| minutes for how many cases | {' | '.join(minutes)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +153,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only those whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="fewer points and ranks in a case")
-    parser.add_argument("--missing", action="store_true", help="only what the file has no outcome of")
+    parser.add_argument("--missing", action="store_true", help="only what the file lacks, or has only from --quick")
+    parser.add_argument(
+        "--stop-after", type=float, default=float("inf"), metavar="SECONDS", help="begin no case after so long"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes, details and versions in this file")
     parser.add_argument(
         "--write", action="store_true", help="keep them in benchmarks/results/torture.json, and the table in RESULTS.md"
@@ -146,15 +166,19 @@ def main() -> None:
     versions = {one.name: one.version() for one in contenders}
     record = Record(RESULTS / "torture.json" if arguments.write else arguments.json)
 
+    begun = time.monotonic()
+
     def observe_pair(pair: tuple[str, Contender]) -> None:
         case, one = pair
-        record.add(one, versions[one.name], case, observe(one, case, arguments.quick))
+        if time.monotonic() - begun < arguments.stop_after:
+            outcome, seconds = observe(one, case, arguments.quick)
+            record.add(one, versions[one.name], case, outcome, seconds=seconds, is_quick=arguments.quick)
 
-    pairs = [
-        (case, one)
-        for case, one in itertools.product(names, contenders)
-        if not (arguments.missing and one.name in record.data["outcomes"].get(case, {}))
-    ]
+    def is_missing(case: str, one: Contender) -> bool:
+        row = record.data["outcomes"].get(case, {}).get(one.name)
+        return row is None or (row["quick"] and not arguments.quick)
+
+    pairs = [pair for pair in itertools.product(names, contenders) if not arguments.missing or is_missing(*pair)]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for _ in pool.map(observe_pair, pairs):
             pass

@@ -176,6 +176,11 @@ class Bench:
         if not self.contender.is_native:
             raise NotApplicable("no C++ source")
 
+    def require_compiler(self) -> None:
+        """Raise :class:`NotApplicable` for contenders that start no C++ compiler."""
+        if not self.contender.is_native and self.contender.name != "Inductor C++":
+            raise NotApplicable("no C++ compiler")
+
     def write(self, value: int, extra: str = "") -> None:
         """Make the op return ``value``: edit the header, as a user would, with a later time."""
         (self.sources / "value.h").write_text(f"#define VALUE {value}\n{extra}")
@@ -224,7 +229,10 @@ class Bench:
         Raises:
             NotApplicable: it did not; with the last line of its output.
         """
-        run = self.load(*flags, **variables)
+        return self.require(self.load(*flags, **variables), expected)
+
+    def require(self, run: Run, expected: int = 1) -> Run:
+        """The same for a run that has ended."""
         if run.values[:1] != (expected,) or run.status != 0:
             lines = run.output.strip().splitlines() or ["no output"]
             raise NotApplicable(f"the first load failed: {lines[-1][:200]}")

@@ -63,7 +63,7 @@ class Contender:
 
 
 COMMON = "requests urllib3 certifi charset-normalizer idna"
-FLASHINFER = f"--no-deps flashinfer-python==0.7.2.post1 nvidia-ml-py tabulate einops click {COMMON}"
+FLASHINFER = f"--no-deps flashinfer-python==0.7.4 nvidia-ml-py tabulate einops click {COMMON}"
 SGLANG = f"--no-deps sglang==0.5.23 triton==3.9.0 orjson pybase64 starlette msgspec pyzmq ipython traitlets {COMMON}"
 # ``accel-ops run`` sets this variable for the program; cases with an interpreter of their own start without it.
 RUN = (("ACCEL_CPP_EXTENSION", "1"),)

@@ -16,6 +16,7 @@ from op_builder.errors import CacheError
 from op_builder.system.file_contents import mapping_error
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITABLE_REMEDY = (
     "Use a cache directory (ACCEL_CACHE_DIR) that you can write to and that is not mounted noexec, or prebuilt ops."
 )
@@ -29,7 +30,7 @@ def errors_explained(root: Path) -> Iterator[None]:
     except CacheError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise disk_full(root) from error
         place = str(error.filename or root)
         is_related = root in (Path(place), *Path(place).parents) or Path(place) in root.parents
@@ -52,7 +53,7 @@ def cache_error(root: Path, op: str = "") -> CacheError | None:
     if (rejection := layout.location_rejection(root) or next(filter(None, rejections), None)) is not None:
         return unusable(root, rejection)
     places = dict.fromkeys(_existing(path) for path in (root, *(root.joinpath(layout.HOME, *name) for name in names)))
-    return next((_unwritable(root, place, reason) for place in places if (reason := _writing_error(place))), None)
+    return next((error for place in places if (error := _writing_error(root, place))), None)
 
 
 def _existing(path: Path) -> Path:
@@ -62,17 +63,22 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _writing_error(directory: Path) -> str:
-    """Why no binary can be written to ``directory`` and opened there; empty if it can."""
+def _writing_error(root: Path, directory: Path) -> CacheError | None:
+    """Why no binary can be written to ``directory`` of the cache and opened there."""
+    reason: str | None
     if not os.path.isdir(directory):
-        return "it is not a directory"
-    try:
-        # Tried, because permissions, read-only mounts and quotas can refuse in many ways.
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.truncate(1)
-            return mapping_error(file.fileno())
-    except OSError as error:
-        return error.strerror or str(error)
+        reason = "it is not a directory"
+    else:
+        try:
+            # Tried, because permissions, read-only mounts and quotas can refuse in many ways.
+            with tempfile.TemporaryFile(dir=directory) as file:
+                file.truncate(1)
+                reason = mapping_error(file.fileno())
+        except OSError as error:
+            if error.errno in _FULL:
+                return disk_full(root)
+            reason = error.strerror or str(error)
+    return _unwritable(root, directory, reason) if reason else None
 
 
 def _unwritable(root: Path, place: Path, reason: str | None) -> CacheError:

@@ -19,7 +19,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from op_builder import env
 from op_builder.cache.ownership import (
@@ -112,7 +112,8 @@ def memo(root: Path) -> Memo:
         with contextlib.suppress(CacheError):
             own = user_cache_dir()
             places += [own] if ownership_rejection(str(own), HOME, MEMO) is None else []
-    return Memo(*(place / HOME / MEMO for place in places), create=_create_memos, open_file=_open_memo)
+    directories = (place / HOME / MEMO for place in places)
+    return Memo(*directories, create=_create_folder, open_file=_open_memo, open_lock=_open_memo_lock)
 
 
 def _open_memo(path: Path) -> int:
@@ -122,8 +123,27 @@ def _open_memo(path: Path) -> int:
     return opened
 
 
-def _create_memos(directory: Path) -> None:
-    """Create the directory of a cache's memos."""
+def _open_memo_lock(directory: Path, name: str) -> IO[str]:
+    _create_folder(directory.with_name(LOCKS))
+    return open_lock(directory.parents[1], name)
+
+
+def open_lock(root: Path, name: str) -> IO[str]:
+    """Open a file in LOCKS that processes lock; no other user may lock it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    mode = modes(root).lock
+    options = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(root / HOME / LOCKS / name, options, mode)
+    with contextlib.suppress(OSError):  # another member of the group made it
+        os.fchmod(descriptor, mode)
+    return os.fdopen(descriptor, "a+")
+
+
+def _create_folder(directory: Path) -> None:
+    """Create the directory of a cache's memos or locks."""
     root = directory.parents[1]
     if location_rejection(root) is not None:
         raise OSError(errno.EACCES, "It is not a cache", str(root))

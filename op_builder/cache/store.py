@@ -21,7 +21,7 @@ from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
 from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
 from op_builder.cache.ownership import open_file, ownership_rejection, ownership_rejection_below, unusable
-from op_builder.errors import CacheError
+from op_builder.errors import AccelError, CacheError
 from op_builder.messages import warn_once
 from op_builder.system.file_contents import (
     content_sha256,
@@ -67,6 +67,10 @@ class Entry(NamedTuple):
             return content_sha256(path, through_links=through_links, most_bytes=size_bytes) == self.manifest.sha256
         except OSError:
             return False
+
+
+class StagingGoneError(CacheError):
+    """A build's directory was removed during the build."""
 
 
 class Cache:
@@ -144,6 +148,7 @@ class Cache:
 
         Raises:
             CacheError: the cache directory cannot be written.
+            StagingGoneError: the body could not use the directory, because it was removed meanwhile.
         """
         from op_builder.cache.staging import make_directory, process_lock, sweep
 
@@ -154,7 +159,15 @@ class Cache:
                 directory = make_directory(parent, op)
                 ending.callback(shutil.rmtree, directory, ignore_errors=True)
                 ending.enter_context(process_lock(directory))
-            yield directory
+            try:
+                yield directory
+            except (AccelError, OSError) as error:
+                if os.path.isdir(directory):
+                    raise
+                raise StagingGoneError(
+                    f"The cache directory {self.root}, or a part of it, was removed while '{op}' was built.",
+                    "Load the op again, and remove a cache only while it is not in use.",
+                ) from error
 
     def publish(self, staged: Path, manifest: Manifest) -> Entry:
         """Make the directory ``staged``, which contains the binary, the entry of its key.
@@ -222,12 +235,8 @@ class Cache:
             OSError: it cannot be opened.
             CacheError: the cache directory cannot be written.
         """
-        path, mode = self.writable_dir(LOCKS) / name, layout.modes(self.root).lock
-        options = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, options, mode)
-        with contextlib.suppress(OSError):  # another member of the group made it
-            os.fchmod(descriptor, mode)
-        return os.fdopen(descriptor, "a+")
+        self.writable_dir(LOCKS)
+        return layout.open_lock(self.root, name)
 
     def kernel_directory(self) -> Path | None:
         """The directory for kernels that the SYCL runtime compiles, and executes later; None if it cannot be used."""

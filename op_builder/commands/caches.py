@@ -45,7 +45,8 @@ class JitCache(NamedTuple):
     below: str = ""
 
 
-# Tried: torch 2.13, apache-tvm-ffi 0.1.15, Triton 3.9, Numba 0.68; the first two also by test_caches.py.
+# Tried: torch 2.13, apache-tvm-ffi 0.1.15, Triton 3.9, Numba 0.68, SYCL 2026.2 on a CPU, ccache 4.7; the first two also
+# by test_caches.py.
 CACHES = (
     JitCache("accel-ops", "ACCEL_CACHE_DIR", "{cache}/accel-ops", "hits", True),
     JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}", "hits, but see below", True),
@@ -63,9 +64,9 @@ CACHES = (
     JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "{cache}/torch/kernels"),
     JitCache("CUDA driver", "CUDA_CACHE_PATH", "{home}/.nv/ComputeCache", "hits until the driver is upgraded"),
     JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "{cache}/comgr"),
-    JitCache("SYCL", "SYCL_CACHE_DIR", "{cache}/libsycl_cache", "for equal devices and drivers"),
+    JitCache("SYCL", "SYCL_CACHE_DIR", "{cache}/libsycl_cache", "hits for equal devices and drivers", True),
     JitCache("Intel GPU driver", "NEO_CACHE_DIR", "{cache}/neo_compiler_cache"),
-    JitCache("ccache", "CCACHE_DIR", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR"),
+    JitCache("ccache", "CCACHE_DIR", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR", True),
 )
 _NOTE = (
     "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "

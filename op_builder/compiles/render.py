@@ -63,6 +63,7 @@ def as_dict(starts: Sequence[Start], since: float) -> dict[str, Any]:
 def _row(start: Start, since: float) -> dict[str, Any]:
     row = start._asdict()
     row.update(command=shlex.join(start.command), stack=start.stack.splitlines())
-    row["started"] = round(start.started - since, 6)
+    row["started"] = start.started - since
+    row.update({name: round(value, 6) for name, value in row.items() if isinstance(value, float)})
     del row["is_query"]
     return row

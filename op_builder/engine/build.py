@@ -20,7 +20,7 @@ from op_builder.cache.depfiles import HeaderGoneError
 from op_builder.cache.failures import disk_full
 from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, plan_parts, saved_since
 from op_builder.cache.layout import LOGS
-from op_builder.cache.store import Cache, Entry
+from op_builder.cache.store import Cache, Entry, StagingGoneError
 from op_builder.command_line import printable
 from op_builder.engine import precompiled
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, CompileStep, build_commands
@@ -97,7 +97,12 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         jobs = job_count(plan)
         position = _Position(lambda: [source.label for source in plan.sources])
         with _announced_if_long(plan, jobs, options, position) as options:
-            return _Build(plan, toolset, cache, options, find_ninja(), jobs, position).run(key)
+            attempt = _Build(plan, toolset, cache, options, find_ninja(), jobs, position)
+            try:
+                return attempt.run(key)
+            except StagingGoneError as error:
+                logger.warning("%s Building it again.", error.message)
+                return attempt.run(key)
 
 
 def _report_miss(plan: BuildPlan, key: PlanKey, cache: Cache, options: BuildOptions) -> None:
@@ -348,12 +353,14 @@ def _announced_if_long(
             wait_s = min(3 * wait_s, _ANNOUNCE_EVERY_S)
 
     reporter = threading.Thread(target=report, name="accel-ops build", daemon=True)
-    reporter.start()
+    with contextlib.suppress(RuntimeError):  # no thread may start here, but perhaps a compiler
+        reporter.start()
     try:
         yield replace(options, progress=note)
     finally:
         ended.set()
-        reporter.join()
+        if reporter.is_alive():
+            reporter.join()
 
 
 @contextmanager

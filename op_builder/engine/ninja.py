@@ -22,7 +22,7 @@ from op_builder import env
 from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands, CompileStep
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.system.process import require_exit_codes, run
+from op_builder.system.process import OUT_OF_RESOURCES, require_exit_codes, run, start
 from op_builder.toolchains.flags import check_words
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def _watched(
 
     Processes left by a program that succeeded are kept.
     """
-    watcher = subprocess.Popen(
+    watcher = start(
         ["/bin/sh", "-c", _WATCHER],
         stdin=subprocess.PIPE,
         bufsize=0,
@@ -195,7 +195,7 @@ def _watched(
     process: subprocess.Popen[bytes] | None = None
     try:
         with watcher.stdin as pipe:
-            process = subprocess.Popen(
+            process = start(
                 ["/bin/sh", "-c", _STARTER, "sh", *command],
                 cwd=cwd,
                 env=environment,
@@ -259,6 +259,8 @@ def find_ninja() -> str:
         try:
             version = run([program, "--version"])
         except ToolchainError as error:
+            if error.remedy == OUT_OF_RESOURCES:
+                raise
             reasons.append(error.message)
             continue
         if version.ok:

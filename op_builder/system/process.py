@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from op_builder.errors import ToolchainError
 
@@ -56,24 +56,15 @@ def run(
     line = shlex.join(word if "\n" not in word else "..." for word in command)  # a program of `python -c`
     require_exit_codes()
     with _scratch() as output, _scratch() as errors:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                cwd=cwd,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.ENOMEM):
-                raise ToolchainError(
-                    f"{command[0]} cannot be started now: {error.strerror}.", OUT_OF_RESOURCES
-                ) from error
-            raise ToolchainError(
-                f"{command[0]} cannot be started: {error.strerror}.", "Check that it exists and may be executed."
-            ) from error
+        process = start(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
+        )
         try:
             _wait(process, timeout_s)
         except subprocess.TimeoutExpired as error:
@@ -85,6 +76,22 @@ def run(
         errors.seek(0)
         text = errors.read().decode(errors="replace")
         return Finished(tuple(command), process.returncode, os.fsdecode(output.read()), text)
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start ``command``, with the options of ``subprocess.Popen``.
+
+    Raises:
+        ToolchainError: it cannot be started.
+    """
+    try:
+        return subprocess.Popen(command, **options)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            raise ToolchainError(f"{command[0]} cannot be started now: {error.strerror}.", OUT_OF_RESOURCES) from error
+        raise ToolchainError(
+            f"{command[0]} cannot be started: {error.strerror}.", "Check that it exists and may be executed."
+        ) from error
 
 
 def require_exit_codes() -> None:
@@ -115,8 +122,12 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     """
     # Popen.wait() with a timeout polls only every 50 ms; joining a thread does not poll.
     waiter = threading.Thread(target=process.wait, daemon=True)
-    waiter.start()
     try:
+        try:
+            waiter.start()
+        except RuntimeError:  # no thread may start here
+            process.wait(timeout_s)
+            return
         waiter.join(timeout_s)
         if waiter.is_alive():
             raise subprocess.TimeoutExpired(process.args, timeout_s)
@@ -124,5 +135,5 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
         # A wrapper's compiler must not outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        waiter.join()
+        process.wait()
         raise

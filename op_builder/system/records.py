@@ -5,7 +5,7 @@ check of each member, so that it gets values of the expected types and bounds, o
 
 A :class:`Memo` keeps records of facts that cost a subprocess or much hashing to find. A fact is valid as long as the
 files that it depends on keep their size and modification time. A memo only saves time: if it is missing, damaged or not
-writable, the fact is computed again.
+writable, the fact is computed again. Of processes that lack the same fact, one computes it while the others wait.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from op_builder.system.file_contents import replace_text
+from op_builder.system.file_lock import lock_within
 
 Check = Callable[[Any], bool]
 Schema = Mapping[str, Any]
@@ -228,6 +229,8 @@ SHA256_FACT: Schema = {"sha256": is_sha256}
 _MEMO_FORMAT = 1
 _NAME_DIGITS = 32
 _SUFFIX = ".json"
+# Of a process that computes the same fact. If it was stopped, or its host is down, the fact is computed here, too.
+_LONGEST_WAIT_S = 30.0
 _are_statuses = mapping_of(are_integers)
 
 
@@ -238,6 +241,8 @@ class Memo:
         directories: of the JSON files: all are read, and the first that is writable is written to.
         create: creates such a directory if it is missing; raises an OSError if it cannot be written.
         open_file: opens a memo; raises an OSError for one that is not trusted.
+        open_lock: opens the file that is locked while a fact is computed, from such a directory and the file's name;
+            raises an OSError if it cannot. None: processes do not wait for each other.
     """
 
     def __init__(
@@ -245,8 +250,10 @@ class Memo:
         *directories: Path,
         create: Callable[[Path], object] | None = None,
         open_file: Callable[[Path], int] = open_file,
+        open_lock: Callable[[Path, str], IO[str]] | None = None,
     ) -> None:
         self._directories = directories
+        self._open_lock = open_lock
         self._open_file = open_file
         self._create = create or (lambda directory: directory.mkdir(parents=True, exist_ok=True))
         self._seen: dict[str, dict[str, Any]] = {}
@@ -261,13 +268,17 @@ class Memo:
             schema: of the fact; one of another version with other members is computed again.
             compute: returns the fact (JSON values) and the files that it depends on.
         """
-        name = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:_NAME_DIGITS] + _SUFFIX
+        digest = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:_NAME_DIGITS]
+        name = digest + _SUFFIX
         entry = self._valid(subject, name, schema)
         if entry is None:
-            fact, files = compute()
-            entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
-            if None not in entry["files"].values():  # a missing file may be installed the next moment
-                self._write(name, encode(entry, _MEMO_FORMAT))
+            with self._locked(f"memo-{digest}.lock"):
+                entry = self._valid(subject, name, schema)  # another process may have computed it
+                if entry is None:
+                    fact, files = compute()
+                    entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
+                    if None not in entry["files"].values():  # a missing file may be installed the next moment
+                        self._write(name, encode(entry, _MEMO_FORMAT))
         self._seen[subject] = entry
         found: dict[str, Any] = entry["fact"]
         return found
@@ -288,6 +299,17 @@ class Memo:
                 if _is_current(kept):
                     return kept
         return None
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            open_lock = self._open_lock
+            if open_lock is not None:
+                for directory in self._directories:
+                    with contextlib.suppress(OSError):
+                        lock_within(stack.enter_context(open_lock(directory, name)), _LONGEST_WAIT_S)
+                        break
+            yield
 
     def _write(self, name: str, text: str) -> None:
         for directory in self._directories:

@@ -1,4 +1,4 @@
-"""killed during a build, then loaded"""
+"""killed at ten moments, five of them while it compiles or links, then loaded"""
 
 import signal
 import time
@@ -8,13 +8,22 @@ from benchmarks.torture.bench import HANG, Bench, Outcome, worst
 
 def run(bench: Bench) -> Outcome:
     points = 3 if bench.is_quick else 10
-    seconds = bench.prepare().seconds
+    bench.slow_compilers(1)
+    started = time.monotonic()
+    whole = bench.start_until_compiling()
+    until_compiling_s = time.monotonic() - started
+    seconds = bench.require(whole.wait()).seconds
     outcomes = []
     for point in range(points):
         bench.clear_cache()
         bench.write(2)
-        killed = bench.start()
-        time.sleep(seconds * (point + 0.5) / points)
+        share = (point + 0.5) / points
+        if point % 2:
+            killed = bench.start_until_compiling()
+            time.sleep(share * (seconds - until_compiling_s))
+        else:
+            killed = bench.start()
+            time.sleep(share * seconds)
         killed.signal(signal.SIGKILL)
         killed.wait()
         outcomes.append(bench.judge(bench.load(), 2))

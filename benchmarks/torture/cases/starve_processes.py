@@ -5,7 +5,7 @@ from benchmarks.torture.bench import Bench, Outcome, worst
 
 
 def run(bench: Bench) -> Outcome:
-    bench.require_native()
+    bench.require_compiler()
     outcomes = []
     for limit in (4, 8) if bench.is_quick else (2, 3, 4, 5, 6, 8, 12):
         bench.clear_cache()

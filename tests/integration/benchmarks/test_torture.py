@@ -48,5 +48,5 @@ def test_outcomes_are_kept_and_only_missing_ones_observed(tmp_path: Path) -> Non
         return done.stderr + done.stdout
 
     assert "| right |" in observe("--cases", "lie_touched")
-    assert json.loads(file.read_text())["outcomes"]["lie_touched"]["accel-ops engine"][0] == RIGHT
+    assert json.loads(file.read_text())["outcomes"]["lie_touched"]["accel-ops engine"]["outcome"] == RIGHT
     assert "lie_touched" not in observe("--cases", "lie_touched", "--missing").replace(str(file), "")

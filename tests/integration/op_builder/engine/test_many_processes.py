@@ -46,6 +46,19 @@ def test_eight_processes_load_one_entry_and_compile_once_where_there_are_locks(
     assert compiles == 1 if locks else compiles >= 1
 
 
+@needs_gxx
+def test_eight_processes_run_the_compiler_as_often_as_one(tmp_path: Path) -> None:
+    log = tmp_path / "bin" / "log"  # not named in the script: a compiler that names a changing file is asked again
+    compiler = program(tmp_path / "bin" / "g++", 'echo "$*" >>"$(dirname "$0")/log"; exec g++ "$@"')
+    counts = []
+    with env.scope(CXX=str(compiler)):
+        for processes in (1, 8):
+            log.write_text("")
+            race(tmp_path / str(processes), locks=True, processes=processes)
+            counts.append(len(log.read_text().splitlines()))
+    assert counts[0] == counts[1]
+
+
 @pytest.fixture
 def builder(tmp_path: Path, cache: Cache) -> Iterator[int]:
     """A process that has the lock of the op and compiles for ever."""
@@ -68,7 +81,7 @@ def test_waiting_processes_name_the_builder_and_take_over_when_it_dies(
     killer.join()
     assert f"Still waiting for process {builder}" in caplog.text
     assert len(cache.entries()) == 1
-    (lock,) = (cache.home / "locks").iterdir()
+    (lock,) = (cache.home / "locks").glob("quick-*")
     assert lock.read_text() == "", "nobody builds it any more"
 
 

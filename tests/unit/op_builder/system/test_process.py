@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -31,11 +32,24 @@ def test_paths_in_the_output_keep_their_bytes() -> None:
     assert run(["printf", "/a\\377b"]).output.encode(errors="surrogateescape") == b"/a\xffb"
 
 
-def test_where_no_process_can_be_started_the_remedy_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ask", [lambda: run(["true"]), find_ninja])
+def test_where_no_process_can_be_started_the_remedy_names_the_limits(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(ToolchainError, match="cannot be started now") as caught:
-        run(["true"])
+        ask()
     assert "pids.max" in caught.value.remedy
+
+
+def test_where_no_thread_can_be_started_a_tool_runs_with_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run(["echo", "1"]).output == "1\n"
+    with pytest.raises(ToolchainError, match="did not end"):
+        run(["sleep", "100"], timeout_s=0.1)
