@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import pytest
     except ModuleNotFoundError:
         print(
-            f"pytest is not installed in {sys.prefix}, and runs the checks. Remedy: `pip install pytest pytest-xdist`.",
+            f"pytest, which runs the checks, is not installed in {sys.prefix}. "
+            "Remedy: `pip install pytest pytest-xdist`.",
             file=sys.stderr,
         )
         return 4

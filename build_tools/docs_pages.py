@@ -20,8 +20,9 @@ LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
 IN_SOURCES_ONLY = "In a checkout, `make docs` fills in the generated parts of this page.\n"
 HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
-CELL, CODE = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=<code>)[^<]+")
-BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line of code in a table may end
+CELL, TEXT = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=>)[^<]+")
+BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line in a table may end
+NARROW_BREAK = re.compile(r"(?<=\w{3}_)(?=\w{3})")  # where it may end on a phone
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 
@@ -44,13 +45,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret; let long code wrap."""
+    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret; let long names wrap."""
     return CELL.sub(wrapping, ROLE.sub(r"\1", html))
 
 
 def wrapping(cell: re.Match[str]) -> str:
-    """A table's cell, in which long code may wrap."""
-    return CODE.sub(lambda code: BREAK.sub("<wbr>", code[0]), cell[0])
+    """A table's cell, in which long names may wrap."""
+    return TEXT.sub(lambda text: NARROW_BREAK.sub('<wbr class="narrow">', BREAK.sub("<wbr>", text[0])), cell[0])
 
 
 def repository_link(link: re.Match[str], page: str) -> str:

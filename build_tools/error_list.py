@@ -109,7 +109,9 @@ def _text(node: ast.expr, constants: dict[str, ast.expr]) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"([|<>*_\[\]])", r"\\\1", " ".join(text.split()))
+    """``text`` for a table; what stands in backticks needs no escapes."""
+    parts = re.split("(`[^`]*`)", " ".join(text.split()))
+    return "".join(part if part[:1] == "`" else re.sub(r"([|<>*_\[\]])", r"\\\1", part) for part in parts)
 
 
 def page() -> str:

@@ -197,12 +197,13 @@ def _print_summary(results: list[OpResult]) -> None:
     for heading in ("op", "result", "seconds", ""):
         table.add_column(heading)
     for result in results:
-        note = "see below" if result.status == "failed" else result.message
-        last = Text("\n".join(filter(None, (note, result.path))), overflow="fold")
-        table.add_row(result.op, Text(result.status, _STYLES[result.status]), f"{result.seconds:.1f}", last)
+        note = Text("see below" if result.status == "failed" else result.message)
+        table.add_row(result.op, Text(result.status, _STYLES[result.status]), f"{result.seconds:.1f}", note)
     Console().print(table)
-    for result in results:
-        if result.status == "failed":  # below the table, because the message has many lines
+    for result in results:  # below the table, which would fold a path and a message of many lines
+        if result.path:
+            print(f"{result.op}: {result.path}")
+        if result.status == "failed":
             print(f"{result.op}: {result.message}\n")
 
 

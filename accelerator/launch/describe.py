@@ -81,7 +81,7 @@ def draw(topology: Topology, plan: HostPlan) -> list[str]:
     for node in topology.numa_nodes:
         if not node.cpus:
             lines.append(f"  {_title(node)}: {'high-bandwidth memory' if node.is_hbm else 'memory without cores'}")
-    lines.append(f"With --bind_cores_to_rank {counted(plan.ranks, 'rank')} would get")
+    lines.append(f"With --bind_cores_to_rank, {counted(plan.ranks, 'rank')} would get:")
     lines += [f"  r{rank}  {plan.describe(rank)}" for rank in range(len(plan.bindings))]
     bound = {cpu for binding in plan.bindings for cpu in binding.cpus}
     if plan.bindings and (free := topology.allowed_cpus - bound):

@@ -64,11 +64,14 @@ def _task(corpus: Corpus, options: argparse.Namespace) -> Task:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     started = time.perf_counter()
     loss = torch.zeros(())
-    for pieces in batches(corpus.train, count=options.steps, batch_size=8, length=shape.context + 1, seed=0):
+    pieces_of_steps = batches(corpus.train, count=options.steps, batch_size=8, length=shape.context + 1, seed=0)
+    for step, pieces in enumerate(pieces_of_steps):
         loss = model.loss(pieces)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if step % 20 == 0:
+            console.print(f"Training, step {step} of {options.steps}: loss {loss.item():.2f}")
     console.print(f"Trained {options.steps} steps in {time.perf_counter() - started:.0f} s, loss {loss.item():.2f}.")
     starts = next(batches(corpus.validation, count=1, batch_size=options.batch, length=_START, seed=1))
     return Task(model.eval(), starts, options.length)

@@ -1,8 +1,8 @@
 """Whose files are trusted: those of this user, of root and of the users in ``ACCEL_CACHE_TRUST``.
 
 Whoever can write to a cache can run code as its readers. So before a binary is opened, the directories from the cache's
-root to it, and the file, must belong to one of these users, and nobody else may write to them. In a cache that was made
-for a group, its members count as well: the signature names the group, and the modes allow only it.
+root to it, and the file, must belong to one of these users, and no other user may write to them. In a cache that was
+made for a group, its members count as well: the signature names the group, and the modes allow only it.
 
 Between the check and the dynamic linker's opening it by name, a file can be replaced, but only by these users and by
 those who may write to a directory above the root. Opened through ``/proc/self/fd``, the library would have a name that

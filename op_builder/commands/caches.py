@@ -191,7 +191,7 @@ def _print(found: Sequence[Found]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     absent = ", ".join(each.cache.name for each in found if each.on_network is None)
-    console.print(Text(f"{f'Not here: {absent}. ' if absent else ''}{_NOTE}"))
+    console.print(Text(f"{f'Not found: {absent}. ' if absent else ''}{_NOTE}"))
 
 
 if __name__ == "__main__":

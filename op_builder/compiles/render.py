@@ -29,7 +29,7 @@ def table(starts: Sequence[Start], since: float) -> str:
         rows.append(f"{figures}  {start.cache:<14} {start.what}{' (refused)' if start.is_refused else ''}")
         rows += [f"{'':25}{text}" for text in (start.program, start.library, start.reason) if text]
     if queries:
-        rows += ["", _sums("only preprocessed, or answered a question such as their version", queries)]
+        rows += ["", _sums("only preprocessed or answered a question, such as --version", queries)]
     return printable("\n".join(rows))
 
 

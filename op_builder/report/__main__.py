@@ -13,10 +13,12 @@ from op_builder.system.target import require_supported
 
 @reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report") -> int:
-    """The command line; returns the exit status: 0, or 2 for an unknown op or on Windows."""
+    """The command line; returns the exit status: 0, or 2 for an unknown op or accelerator, and on Windows."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Show which ops are installed and compatible, with reasons and remedies, and this machine's tools.",
+        epilog="Exit status: 0, or 2 if the op is unknown or no accelerator can be used, such as for an unknown "
+        "ACCEL_ACCELERATOR.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")
     parser.add_argument(
@@ -27,25 +29,27 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     options = parser.parse_args(arguments)
     from rich.console import Console
 
-    from op_builder.report.collect import explain, find_op, report
+    from op_builder.report.collect import accelerator_error, explain, find_op, report
     from op_builder.report.render import print_explanation, print_report
 
     require_supported(sys.platform)
     console = Console(soft_wrap=False)
     if options.op is not None:
-        explanation = explain(find_op(options.op))
-        if options.json:
-            print(json.dumps(explanation, indent=2))
-        else:
-            print_explanation(explanation, console)
-        return 0
+        data, show = explain(find_op(options.op)), print_explanation
+    elif options.json:
+        data, show = report(), print_report
+    else:
+        # The first report of a machine compiles small programs, which takes a few seconds.
+        with Console(stderr=True).status("Checking...") as status:
+            data, show = report(lambda name: status.update(f"Checking {name}...")), print_report
     if options.json:
-        print(json.dumps(report(), indent=2))
-        return 0
-    # The first report of a machine compiles small programs, which takes a few seconds.
-    with Console(stderr=True).status("Checking...") as status:
-        data = report(lambda name: status.update(f"Checking {name}..."))
-    print_report(data, console)
+        print(json.dumps(data, indent=2))
+    else:
+        show(data, console)
+    error = accelerator_error()
+    if error is not None:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

@@ -132,7 +132,9 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
         every = all_builders(_accelerator()[1]).values()
         builders = [builder for builder in every if builder.spec().unavailable is None]
     rows = [op_row(builder) for builder in builders]
-    rejected = [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
+    error = accelerator_error()
+    rejected = [] if error is None else [{"name": "accelerator", "reason": error.message, "remedy": error.remedy}]
+    rejected += [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
     if not ops:
         parts = machine.parts()
         rejected += [
@@ -240,15 +242,22 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     return {**explained, "commands": commands}
 
 
+def accelerator_error() -> AccelError | None:
+    """Why no accelerator can be used, such as an unknown ``ACCEL_ACCELERATOR``; None if one can."""
+    try:
+        current_accelerator()
+    except AccelError as error:
+        return error
+    return None
+
+
 def _accelerator() -> tuple[dict[str, Any], str]:
     """The facts about the accelerator, and the package of its builders."""
-    try:
-        accelerator = current_accelerator()
-    except (ValueError, AccelError) as error:
-        # The rest of the report does not depend on the accelerator.
+    error = accelerator_error()
+    if error is not None:  # the rest of the report does not depend on the accelerator
         return {"name": None, "error": str(error)}, "op_builder.host"
-    facts = accelerator_facts(accelerator)
-    return {"name": accelerator.device_name(), "error": None, **facts}, current_package()
+    accelerator = current_accelerator()
+    return {"name": accelerator.device_name(), "error": None, **accelerator_facts(accelerator)}, current_package()
 
 
 def _registered(package: str) -> list[dict[str, Any]]:

@@ -170,7 +170,7 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
             cpu
             if "error" in cpu
             else f"{cpu['model']}, {counted(cpu['cores'], 'core')}; instruction set {cpu['isa']} "
-            f"of {', '.join(cpu['isas_supported'])}",
+            f"(supported: {', '.join(cpu['isas_supported'])})",
         ),
         (
             "/dev/shm",

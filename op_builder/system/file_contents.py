@@ -98,7 +98,7 @@ def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
 
 
 def replace_text(path: Path, text: str, *, prefix: str) -> None:
-    """Replace a file atomically by one that everybody may read.
+    """Replace a file atomically by one that all users may read.
 
     Args:
         prefix: of the temporary file's name, which a killed process leaves behind.

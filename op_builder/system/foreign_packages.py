@@ -71,7 +71,8 @@ def _written_over(name: str, root: Path) -> ForeignPackage | None:
     reason = (
         f"{file} belongs to both accel-ops and {others[0]}; its content is that of {''.join(writers[:1]) or 'neither'}."
     )
-    remedy = f"Use separate environments: `pip uninstall {others[0].split()[0]}`, then install this project again."
+    uninstall = f"`pip uninstall {others[0].split()[0]}`"
+    remedy = f"Use separate environments: {uninstall}. Install accel-ops again, from its checkout."
     return ForeignPackage(name, reason, remedy)
 
 

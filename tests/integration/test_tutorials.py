@@ -20,12 +20,11 @@ BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with accel-ops installed from a copy of this checkout."""
+    """An environment with torch and accel-ops, installed from a copy of this checkout as a reader installs it."""
     directory = tmp_path_factory.mktemp("tutorials")
     made = make_environment(directory / "environment")
     made.add_pip()
-    source = copy_sources(tmp_path_factory, directory / "checkout")
-    made.pip("install", "--no-deps", "--no-build-isolation", "-e", source)
+    made.pip("install", copy_sources(tmp_path_factory, directory / "checkout"))
     return made
 
 

@@ -39,7 +39,7 @@ ACCEL_INLINE Squares block_sum(Squares mine, Squares (&warps)[kWarps]) {
     mine.param += __shfl_down_sync(0xffffffffu, mine.param, offset);
     mine.direction += __shfl_down_sync(0xffffffffu, mine.direction, offset);
   }
-  __syncthreads();  // nobody still reads the last sum's
+  __syncthreads();  // no thread still reads the last sum's
   if (threadIdx.x % 32 == 0) {
     warps[threadIdx.x / 32] = mine;
   }

@@ -163,7 +163,7 @@ class CoefficientSource {
     if (made_ && now == step_) {
       return current_;
     }
-    __syncthreads();  // nobody still reads the last ones
+    __syncthreads();  // no thread still reads the last ones
     if (threadIdx.x == 0) {
       typename Update::Options options = numbers_.options;
       if (lr_ != nullptr) {

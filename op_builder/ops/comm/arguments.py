@@ -90,7 +90,7 @@ def checked_rank(name: str, value: int, size: int) -> int:
 def checked_timeout(timeout_s: float) -> float:
     """Seconds as a float, or an OpArgumentError."""
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < 1e9:
-        raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
+        raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass a number of seconds above 0.")
     return float(timeout_s)
 
 

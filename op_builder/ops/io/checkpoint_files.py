@@ -104,7 +104,7 @@ def load_contents(store: TensorStore) -> Metadata:
     if record["format"] != _FORMAT:
         raise DamagedTensorError(
             f"{store.directory} has a checkpoint of format {record['format']}; this version loads {_FORMAT}.",
-            "Load it by the version of op_builder that saved it.",
+            "Load it with the version of accel-ops that saved it.",
             filename=str(store.directory),
         )
     values: dict[str, Any] = {}

@@ -159,7 +159,7 @@ class StoreQueue:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise OpArgumentError("The store is closed.", "Make a new TensorStore of the directory.")
+            raise OpArgumentError("The store is closed.", "Open the directory with a new TensorStore.")
 
     def _wait(self) -> list[_Task[Any]]:
         self._check_fork()

@@ -151,8 +151,8 @@ class NativeOptimizer(NativeStates):
                     if any(str(name).endswith("_codes") for name in entry):
                         raise OpArgumentError(
                             "The state has 8-bit codes in an earlier format.",
-                            "Convert it by the version that saved it: load it into an optimizer with states='float32', "
-                            "and save that.",
+                            "Convert it with the version that saved it: load it into an optimizer with "
+                            "states='float32', and save that.",
                         )
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
         self._loading = {**state_dict, "param_groups": groups}

@@ -45,7 +45,7 @@ def test_a_cache_is_found_at_its_default_place_and_where_its_variable_says(tmp_p
     assert [name for name, row in found.items() if row["exists"]] == ["accel-ops", "FlashInfer"]
     table = caches(**changes)
     assert f"{ours}  2 KiB" in table
-    assert "Not here: Inductor, cpp_extension" in table
+    assert "Not found: Inductor, cpp_extension" in table
 
 
 def test_a_user_without_a_home_has_a_list(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -28,12 +27,8 @@ from tests.support.foreign_package import ROOT, importable, output_of, python, w
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, replace_content
 
 
-def report_of_a_new_process(accelerator: str) -> Any:
-    return json.loads(output_of("-m", "op_builder.report", "--json", ACCEL_ACCELERATOR=accelerator))
-
-
 def test_json_has_the_documented_shape() -> None:
-    data = report_of_a_new_process("cpu")
+    data = json.loads(python("-m", "op_builder.report", "--json", ACCEL_ACCELERATOR="cpu").stdout)
     assert set(data) == {"accelerator", "ops", "wheels", "registered", "environment"}
     assert data["accelerator"]["name"] == "cpu"
     for op in data["ops"]:
@@ -56,9 +51,20 @@ def test_the_tables_fit_a_narrow_terminal_and_show_no_healthy_state_in_red(capsy
 
 
 def test_an_unknown_accelerator_is_an_error_and_the_ops_are_still_listed() -> None:
-    data = report_of_a_new_process("abacus")
+    done = python("-m", "op_builder.report", "--json", ACCEL_ACCELERATOR="abacus")
+    data = json.loads(done.stdout)
     assert "abacus" in data["accelerator"]["error"]
     assert data["ops"]
+    assert done.returncode == 2
+    assert "abacus" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["report --op cpu_adam", "doctor", "doctor cpu_adam"])
+def test_the_exit_status_shows_an_unknown_accelerator(arguments: str) -> None:
+    done = python("-m", "op_builder", *arguments.split(), ACCEL_ACCELERATOR="abacus")
+    assert done.returncode != 0
+    assert "cpu_adam" in done.stdout
+    assert "Unknown accelerator 'abacus'" in done.stdout + done.stderr
 
 
 def test_one_op_is_explained_with_plan_commands_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +194,7 @@ def test_a_missing_requirement_is_an_error_with_a_remedy(arguments: str) -> None
     done = python("-S", "-m", *arguments.split(), ACCEL_ACCELERATOR=None)
     assert done.returncode == 1
     assert "is not installed in" in done.stderr
-    assert re.search(r"Remedy: `pip install (torch|psutil|packaging|rich)`\.", done.stderr)
+    assert re.search(r"Remedy: `pip install (torch|psutil|packaging|rich)`", done.stderr)
     assert "Traceback" not in done.stderr
 
 

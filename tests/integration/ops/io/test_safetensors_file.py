@@ -1,4 +1,4 @@
-"""Anybody's safetensors files, read and refused; files of a TensorStore, read by the package safetensors."""
+"""Safetensors files of any program, read and refused; files of a TensorStore, read by the package safetensors."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def test_the_drawing_of_a_machine(tmp_path: Path, capsys: Capture, monkeypatch: 
         "  socket 1, NUMA node 1, 64 GiB: 4 cores, CPU 4-7,12-15",
         "  NUMA node 2, 64 GiB: high-bandwidth memory",
         "  NUMA node 3, 64 GiB: high-bandwidth memory",
-        "With --bind_cores_to_rank 2 ranks would get",
+        "With --bind_cores_to_rank, 2 ranks would get:",
         "  r0  CPU 1-3,8 of NUMA node 0, memory prefer 2, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
         "  r1  CPU 4-7 of NUMA node 1, memory prefer 3, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
         "  free: CPU 9-15",

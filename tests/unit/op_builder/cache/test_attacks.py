@@ -1,4 +1,4 @@
-"""A cache beside files of others, links, and users who are not trusted: nothing is lost, and nobody's code is used."""
+"""A cache beside files of others, links, and users who are not trusted: nothing is lost, no foreign code is used."""
 
 from __future__ import annotations
 
