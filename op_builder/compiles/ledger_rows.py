@@ -249,4 +249,5 @@ def _what(words: Sequence[str]) -> str:
         sources = [os.path.basename(name) for name in names if name.endswith(suffixes) and name not in outputs]
         if sources:
             return ", ".join(sources)
-    return f"link {os.path.basename(outputs[0])}" if outputs else " ".join(words[1:])[:_MOST_CHARACTERS]
+    is_link = bool(outputs) and "-c" not in words
+    return f"link {os.path.basename(outputs[0])}" if is_link else " ".join(words[1:])[:_MOST_CHARACTERS]

@@ -34,7 +34,7 @@ from op_builder.plan import BuildPlan
 from op_builder.system import ledger
 from op_builder.system.file_lock import try_lock
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
-from op_builder.toolchains.flags import named_statuses, refuse_output, require_named_files
+from op_builder.toolchains.flags import named_statuses, refuse_output
 from op_builder.toolchains.jobs import JobBudget, job_count
 from op_builder.toolchains.toolset import Toolset
 
@@ -152,7 +152,6 @@ class _Build:
         before: BuildKey | None = None
         saved: list[str] = []
         flags = [*self.plan.compile_flags, *self.plan.link_flags, *self.toolset.cxx.flags]
-        require_named_files(self.plan.op, flags)
         for attempt in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
@@ -160,12 +159,13 @@ class _Build:
                 restored = set() if attempt or self.options.force else objects.restore(key, staging)
                 commands = self._commands(staging)
                 known = _files_in(staging) | commands.outputs | {self.plan.artifact_name, _LOG}
-                named = named_statuses(flags)
+                named = named_statuses(flags, staging)
                 try:
                     self._compile(commands, staging, restored, known)
                 finally:
                     others = sorted(_files_in(staging) - known)
-                    saved = [name for name, now in named_statuses(flags).items() if named.get(name) != now]
+                    present = named_statuses(flags, staging)
+                    saved = [name for name, now in present.items() if named.get(name) != now]
                     finished = finished_outputs(staging)
                     ended = {*restored, *finished}
                     killed = tuple(
@@ -176,7 +176,7 @@ class _Build:
                     # A killed compiler leaves files that begin with its object's name.
                     if not saved and all(name.startswith(killed) for name in others) and self._has_same_sources(key):
                         objects.store(key, staging, finished, started_ns)
-                self._require_one_output(others, staging)
+                self._require_one_output([*others, *(name for name in saved if named.get(name) is None)], staging)
                 inspection = self._inspected(staging)
                 try:
                     after = self._build_key(key, commands, staging)

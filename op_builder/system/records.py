@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from op_builder.system.file_contents import replace_text
-from op_builder.system.file_lock import lock_within
+from op_builder.system.file_lock import lock_within, try_lock
 
 Check = Callable[[Any], bool]
 Schema = Mapping[str, Any]
@@ -302,13 +302,21 @@ class Memo:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
+        """Hold the lock of a fact, or wait until the process that has it ends its work, and go on without the lock.
+
+        A fact that cannot be computed or kept is then computed by all processes at once, not by one after another.
+        """
+        open_lock = self._open_lock
         with contextlib.ExitStack() as stack:
-            open_lock = self._open_lock
-            if open_lock is not None:
-                for directory in self._directories:
-                    with contextlib.suppress(OSError):
-                        lock_within(stack.enter_context(open_lock(directory, name)), _LONGEST_WAIT_S)
+            for directory in self._directories:
+                with contextlib.suppress(OSError):
+                    if open_lock is None:
                         break
+                    lock = stack.enter_context(open_lock(directory, name))
+                    if not try_lock(lock):
+                        lock_within(lock, _LONGEST_WAIT_S)
+                        stack.close()
+                    break
             yield
 
     def _write(self, name: str, text: str) -> None:

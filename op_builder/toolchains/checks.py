@@ -20,7 +20,7 @@ from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
 from op_builder.toolchains.cuda import find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
-from op_builder.toolchains.flags import grouped_flags, require_named_files
+from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.packaged import strip_flags
 from op_builder.toolchains.probes import PROBE_TIMEOUT_S, remembered_failure_of
 from op_builder.toolchains.remedies import WROTE_NOTHING
@@ -55,9 +55,6 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
         return Failed("C++ compiler", Rejection(other_library, OTHER_COMPILER))
     if plan.target is None and is_packaged(compiler):
         warn_once(logger, f"No C++ compiler is on PATH: using {compiler.path}. Its first build takes a minute longer.")
-    require_named_files(
-        plan.op, (*plan.compile_flags, *plan.link_flags, *compiler.flags)
-    )  # the program would write them
     # Without its defines, which mean nothing to this program, one answer serves many ops.
     flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
     headers = ["new"]  # of the standard library, and quickly read

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from op_builder import env
@@ -44,6 +44,16 @@ _OF_THE_USER = {
     "LC_ALL",
     "TERM",
     "SHELL",
+    "HOST",
+    "HOSTNAME",
+    "COLUMNS",
+    "LINES",
+    "PS1",
+    "PROMPT_COMMAND",
+    "PYENV_DIR",
+    "TMP",
+    "TEMP",
+    "DISPLAY",
 }
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
@@ -75,7 +85,7 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     _require_list_of_headers(command)
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
-    named, read, variables = wrapper_facts(programs)
+    named, variables = wrapper_facts(programs)
     configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's
     files = [*map(os.path.realpath, programs), *named, *configured]
     if os.path.isabs(backend_path):
@@ -85,7 +95,7 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     line = version_line(version.output.strip() or version.errors.strip(), macros)
     line = " ".join([line, *contents_of(configured)])
     fact = {"version": line, "target": target.last_line, "is_gcc": is_gcc, "variables": variables}
-    return {**fact, "digest": digest_of_programs(files, read)}, files
+    return {**fact, "digest": digest_of_programs(files)}, files
 
 
 def _require_list_of_headers(command: tuple[str, ...]) -> None:
@@ -99,13 +109,9 @@ def _require_list_of_headers(command: tuple[str, ...]) -> None:
         )
 
 
-def digest_of_programs(files: Iterable[str], read: Container[str] = ()) -> str:
-    """A digest of the contents of those files that can be executed, or are in ``read``.
-
-    A compiler may change behind its version. Other files that a wrapper names may be logs, which change all the time.
-    """
-    names = [name for name in dict.fromkeys(files) if os.path.isfile(name)]
-    programs = [name for name in names if name in read or os.access(name, os.X_OK)]
+def digest_of_programs(files: Iterable[str]) -> str:
+    """A digest of the contents of those files that exist: a compiler may change behind its version."""
+    programs = [name for name in dict.fromkeys(files) if os.path.isfile(name)]
     return hashlib.sha256(" ".join(contents_of(programs)).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
@@ -139,13 +145,13 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
         return {}
 
 
-def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-    """The files that wrapper scripts name, those of them that they include, and all words that may name variables.
+def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The files that wrapper scripts run or include, and all words in them and in these that may name variables.
 
-    Scripts that they run are followed. The names of files are not resolved, so that a switched link is noticed.
+    The names of files are not resolved, so that a switched link is noticed. Other files that a wrapper names may be
+    logs, which change all the time.
     """
     files: dict[str, None] = {}
-    read: set[str] = set()
     variables: set[str] = set()
     waiting = list(programs)
     while waiting and len(files) < _MOST_FILES:
@@ -155,13 +161,20 @@ def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str], list[s
         on_path = ((name, shutil.which(name)) for name in dict.fromkeys(_PROGRAM.findall(text)))
         named = [path for name, path in on_path if path and (name in executed or _script(path))]
         sourced = [*_sourced(program, text)]
-        new = [name for name in (*named, *sourced, *_ABSOLUTE_PATH.findall(text)) if os.path.isfile(name)]
-        new = [name for name in dict.fromkeys(new) if name not in files]
+        run_or_read = [
+            *sourced,
+            *(name for name in (*named, *_ABSOLUTE_PATH.findall(text)) if os.access(name, os.X_OK)),
+        ]
+        new = [name for name in dict.fromkeys(run_or_read) if name not in files and _is_kept(name)]
         files.update(dict.fromkeys(new))
-        read.update(sourced)
         waiting += new
         variables.update(_NAME.findall(text))
-    return list(files), sorted(read), sorted(variables - _OF_THE_USER)
+    return list(files), sorted(variables - _OF_THE_USER)
+
+
+def _is_kept(path: str) -> bool:
+    """Whether it is a file on a disk: those of the kernel have other contents in each process."""
+    return os.path.isfile(path) and not path.startswith(("/proc/", "/dev/", "/sys/"))
 
 
 def _sourced(program: str, text: str) -> Iterator[str]:

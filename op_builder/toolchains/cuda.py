@@ -141,7 +141,7 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         top = re.search(r"^#\$ TOP=(.+)$", dry.errors + dry.output, re.MULTILINE)
         home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
         real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
-        named, read, variables = wrapper_facts([nvcc])
+        named, variables = wrapper_facts([nvcc])
         listed = run([nvcc, "--list-gpu-arch"]).output  # since CUDA 11
         parts = [os.path.join(home, part) for part in ("nvvm/bin/cicc", "bin/ptxas", "bin/cudafe++")]
         files = [os.path.realpath(nvcc), real_nvcc, *filter(os.path.isfile, parts), *named]
@@ -151,7 +151,7 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
             "release": found[3],
             "archs": [int(arch) for arch in re.findall(r"^compute_(\d+)$", listed, re.MULTILINE)],  # 90 is 9.0
             "variables": variables,
-            "digest": digest_of_programs(files, read),
+            "digest": digest_of_programs(files),
         }
         return fact, files
 

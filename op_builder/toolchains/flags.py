@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from op_builder.errors import AccelError, ToolchainError
@@ -20,10 +21,8 @@ _NVCC_FILES = ("-optf", "--options-file")
 _LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dependency-target-name")
 _OUTPUTS = ("-o", "--output", "-dumpdir", "-dumpbase")
 # In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
-_OUTPUTS_PASSED_ON = (*_OUTPUTS, *_LISTS_HEADERS_INTO[:4], "-MD", "-MM", "-dependency-file", "--dependency-file")
+_LISTS_PASSED_ON = (*_LISTS_HEADERS_INTO[:4], "-MD", "-MM", "-dependency-file", "--dependency-file")
 _NO_OUTPUTS = ("-optf", "-objcmt")
-# Flags whose path need not exist, or is that of a directory that only the loader or the program uses.
-_NEVER_READ = ("rpath", "prefix-map", "-fprofile", "-compilation-dir", "-soname", "-dynamic-linker")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
 # A nested response file, or in a variable a flag that shortens or moves the list of headers.
 _INDIRECT_PASSED_ON = ("@/", "-MM", "-MF")
@@ -107,7 +106,8 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
                 next(groups, None)
             continue
         passed_on = [value] if flag in _TWO_WORDS else _pieces(flag)[1:]
-        if _names_output(flag, _OUTPUTS) or any(_names_output(piece, _OUTPUTS_PASSED_ON) for piece in passed_on):
+        is_output = flag.startswith(_OUTPUTS) and not flag.startswith(_NO_OUTPUTS)
+        if is_output or any(map(_is_output_passed_on, passed_on)):
             raise AccelError(
                 f"The flag {' '.join(words)!r} names an output, but the engine itself names all outputs.",
                 "Remove the flag; `accel-ops cache list` shows where built ops are.",
@@ -116,8 +116,9 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
     return kept
 
 
-def _names_output(word: str, flags: tuple[str, ...]) -> bool:
-    return word.startswith(flags) and not word.startswith(_NO_OUTPUTS)
+def _is_output_passed_on(piece: str) -> bool:
+    # Not every piece that begins with -o: -opaque-pointers, -order_file.
+    return piece.partition("=")[0] in _OUTPUTS or piece.startswith(("-o/", *_LISTS_PASSED_ON))
 
 
 def _pieces(word: str) -> list[str]:
@@ -166,24 +167,12 @@ def named_files(flags: Iterable[str]) -> list[str]:
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
 
 
-def named_statuses(flags: Sequence[str]) -> dict[str, tuple[int, ...] | None]:
-    """The statuses of the files that flags name by absolute paths, and of those in directories that they name."""
-    import glob
-
-    inside = [os.path.join(name, "*") for name in map(glob.escape, _named_paths(flags)) if os.path.isdir(name)]
-    names = [*named_files(flags), *(name for pattern in inside for name in glob.iglob(pattern))]
-    return {name: file_status(name) for name in names}
-
-
-def require_named_files(op: str, flags: Iterable[str]) -> None:
-    """Check that no flag names a file that could be created: an output, or an input that is missing.
-
-    Raises:
-        ToolchainError: one does.
-    """
-    for name in _named_paths(flags):
-        if os.path.isdir(os.path.dirname(name)) and not os.path.exists(name):
-            refuse_output(op, f"name {name}, which does not exist", "Create it if it is an input. ")
+def named_statuses(flags: Sequence[str], staging: Path) -> dict[str, tuple[int, ...] | None]:
+    """The statuses of the files that flags name, None where there is none; relative names are those in ``staging``."""
+    pieces = [piece for word in _without_defines(flags) for piece in _pieces(word)]
+    names = [piece[piece.find("/") :] for piece in pieces if "/" in piece]
+    names += [os.path.normpath(staging / piece) for piece in pieces if piece.startswith(("../", "./"))]
+    return {name: file_status(name) for name in dict.fromkeys(names) if not os.path.isdir(name)}
 
 
 def refuse_output(op: str, what: str, remedy: str = "") -> NoReturn:
@@ -193,15 +182,6 @@ def refuse_output(op: str, what: str, remedy: str = "") -> NoReturn:
         f"{remedy}Remove the flag of a second output, such as -Map, -save-temps, -gsplit-dwarf, --coverage or "
         "-fprofile-generate without a directory.",
     )
-
-
-def _named_paths(flags: Iterable[str]) -> Iterator[str]:
-    flag = ""
-    for piece in (piece for word in _without_defines(flags) for piece in _pieces(word)):
-        if not piece.startswith(("/", "../")):
-            flag = flag if piece in ("-Wl", *_TWO_WORDS) else piece
-        elif flag not in ("-L", "-B") and not any(part in flag for part in _NEVER_READ):
-            yield piece
 
 
 def indirect_flags(flags: Iterable[str]) -> list[str]:

@@ -86,10 +86,10 @@ def find_icpx(memo: Memo) -> SyclCompiler:
         answer = run([found, "--version"])
         if not answer.ok or not answer.output.strip():
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
-        named, read, variables = wrapper_facts([found])
+        named, variables = wrapper_facts([found])
         version = version_line(answer.output, predefined_macros((found,)))
         files = [path, *named]
-        return {"version": version, "variables": variables, "digest": digest_of_programs(files, read)}, files
+        return {"version": version, "variables": variables, "digest": digest_of_programs(files)}, files
 
     schema: Schema = {"version": is_text, "variables": are_texts, "digest": is_text}
     fact = memo.get(f"icpx {path}", schema, compute)

@@ -43,7 +43,7 @@ class EndlessCompiler:
     def __init__(self, directory: Path) -> None:
         self.log = directory / "started"
         compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{self.log}; wait'
-        body = f'case "$*" in *-MD*) {compiling};; *) exec {require_program("g++")} "$@";; esac'
+        body = f'case "$*" in *.o.d*) {compiling};; *) exec {require_program("g++")} "$@";; esac'
         self.path = program(directory / "slow-g++", body)
 
     def processes(self) -> list[int]:

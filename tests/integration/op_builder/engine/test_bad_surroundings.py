@@ -176,7 +176,7 @@ def test_a_cache_that_is_removed_during_a_build_is_made_again_once(
 ) -> None:
     log, root = tmp_path / "log", small.cache.root
     remove = f"echo . >>{log}; [ $(wc -l <{log}) -gt {builds} ] || rm -rf {root}"
-    compiler = program(tmp_path / "bin" / "g++", f'case "$*" in *-MD*) {remove};; esac\nexec g++ "$@"')
+    compiler = program(tmp_path / "bin" / "g++", f'case "$*" in *.o.d*) {remove};; esac\nexec g++ "$@"')
     with env.scope(CXX=str(compiler)):
         if builds == 1:
             assert added(small.load()) == 1.0

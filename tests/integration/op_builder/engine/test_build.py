@@ -143,7 +143,7 @@ def test_a_wrong_source_is_named(small: SmallBuilder) -> None:
 def compiler_that(directory: Path, does_first: str) -> str:
     """A g++ that does something when its first compile ends."""
     once = f'[ -e "{directory}/done" ] || {{ touch "{directory}/done"; {does_first}; }}'
-    body = f'case "$*" in *-MD*) ;; *) exec g++ "$@" ;; esac\ng++ "$@" || exit\n{once}'
+    body = f'case "$*" in *.o.d*) ;; *) exec g++ "$@" ;; esac\ng++ "$@" || exit\n{once}'
     return str(program(directory / "g++-and-more", body))
 
 
@@ -227,7 +227,7 @@ def test_headers_of_gccs_library_count_by_content_where_clang_reads_them(small: 
 FILES = 5
 
 # A compile while another one runs fails; one that runs alone takes a moment and is noted.
-ALONE = """case "$*" in *-MD*) ;; *) exec g++ "$@" ;; esac
+ALONE = """case "$*" in *.o.d*) ;; *) exec g++ "$@" ;; esac
 if mkdir {directory}/running 2>/dev/null; then
   sleep 0.3; g++ "$@"; code=$?
   echo "${{@##*/}}" >>{directory}/compiled

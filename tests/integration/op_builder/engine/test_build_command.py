@@ -66,7 +66,7 @@ def test_all_ops_together_run_no_more_compilers_than_allowed(
             (op.directory / file).write_text("int nothing;\n")
     log = tmp_path / "log"
     counted = f'echo + >>{log}; g++ "$@"; status=$?; sleep 0.2; echo - >>{log}; exit $status'
-    compiler = program(tmp_path / "counting-g++", f'case "$*" in *-MD*) {counted};; *) exec g++ "$@";; esac')
+    compiler = program(tmp_path / "counting-g++", f'case "$*" in *.o.d*) {counted};; *) exec g++ "$@";; esac')
     with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS=max_jobs):
         outcomes_of(*ops)
     signs = [1 if sign == "+" else -1 for sign in log.read_text().split()]

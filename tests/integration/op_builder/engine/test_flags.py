@@ -86,45 +86,50 @@ def test_flags_with_a_second_output_are_refused_each_time(small: SmallBuilder, f
     assert list((small.cache.home / "staging").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["flags", "link", "CXX"])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize(
-    "flag",
+    ("kind", "flag"),
     [
-        *("-Wl,-Map={}", "-Wl,-Map,{}", "-Xlinker -Map -Xlinker {}", "-Wl,--out-implib={}", "-Wl,--reproduce={}"),
-        *("-fopt-info-all={}", "-fdump-tree-all={}", "-ftime-trace={}", "-Wa,-a={}", "-aux-info {}"),
-        "-Wl,-Map=../list",
+        *[("link", flag) for flag in ("-Wl,-Map={}", "-Wl,-Map,{}", "-Xlinker -Map -Xlinker {}")],
+        *[("flags", flag) for flag in ("-fdump-tree-all={}", "-Wa,-a={}", "-aux-info {}", "-time={}")],
+        ("CXX", "-Wl,-Map={}"),
     ],
 )
-def test_a_flag_with_the_name_of_a_new_file_is_refused_before_the_build(
-    small: SmallBuilder, tmp_path: Path, flag: str, kind: str
+def test_a_flag_that_writes_a_file_outside_is_refused(
+    small: SmallBuilder, tmp_path: Path, kind: str, flag: str, exists: bool
 ) -> None:
-    compiler = None
-    if kind == "CXX":
-        compiler = f"{require_program('g++')} {flag.format(tmp_path / 'list')}"
-    else:
-        getattr(small, kind).extend(flag.format(tmp_path / "list").split())
-    with env.scope(CXX=compiler), pytest.raises(AccelError, match="only the binary"):
-        small.load()
-    assert not (tmp_path / "list").exists()
+    if exists:
+        (tmp_path / "list").touch()
+    words = flag.format(tmp_path / "list").split()
+    if kind != "CXX":
+        getattr(small, kind).extend(words)
+    compiler = " ".join([require_program("g++"), *words]) if kind == "CXX" else None
+    with env.scope(CXX=compiler), pytest.raises(ToolchainError, match="only the binary"):
+        compile_op(small)
 
 
-@pytest.mark.parametrize("flag", ["-Wl,-Map={}", "-Wl,-Map={}/list", "-fdump-tree-all={}/list", "-time={}/list"])
-def test_a_flag_that_writes_over_a_file_or_into_a_directory_is_refused(
-    small: SmallBuilder, tmp_path: Path, flag: str
-) -> None:
-    (tmp_path / "list").touch()
-    small.flags.append(flag.format(tmp_path))
-    small.link.append(small.flags[-1])
+def test_a_file_beside_the_directory_of_a_build_is_refused(small: SmallBuilder) -> None:
+    small.link = ["-Wl,-Map=./../list"]
     with pytest.raises(ToolchainError, match="only the binary"):
         compile_op(small)
 
 
-@pytest.mark.parametrize("flag", ["-Wl,-rpath,{}/new", "-Xlinker -rpath -Xlinker {}/new", "-L {}/new"])
-def test_a_directory_that_the_build_does_not_read_may_be_missing(
-    small: SmallBuilder, tmp_path: Path, flag: str
-) -> None:
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("-Wl,-rpath,{}/new", "-Xlinker -rpath -Xlinker {}/new", "-L {}/new", "-Wl,-R,{}/new", "-Wl,-h,{}/new.so"),
+        *("-Wl,--library-path={}", "-Wl,--library-path={}/new", "-Wl,--exclude-libs,{}/new.a", "-Wl,-R,/tmp"),
+    ],
+)
+def test_a_link_flag_may_name_what_the_build_does_not_write(small: SmallBuilder, tmp_path: Path, flag: str) -> None:
     small.link = flag.format(tmp_path).split()
-    small.flags += [f"-ffile-prefix-map={tmp_path}/old={tmp_path}/new", f"-I{tmp_path}/new"]
+    compile_op(small)
+
+
+def test_a_flag_may_name_what_the_build_does_not_write(small: SmallBuilder, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    small.flags += [f"-ffile-prefix-map={tmp_path}/old={new}", f"-I{new}", f"-Wp,-DPLACE={new}", "--sysroot=/"]
+    small.flags += [f"-frandom-seed={new}.o", "--define-macro", f"ALSO={new}", "-isystem", str(new)]
     compile_op(small)
 
 

@@ -48,8 +48,8 @@ def test_eight_processes_load_one_entry_and_compile_once_where_there_are_locks(
 
 @needs_gxx
 def test_eight_processes_run_the_compiler_as_often_as_one(tmp_path: Path) -> None:
-    log = tmp_path / "bin" / "log"  # not named in the script: a compiler that names a changing file is asked again
-    compiler = program(tmp_path / "bin" / "g++", 'echo "$*" >>"$(dirname "$0")/log"; exec g++ "$@"')
+    log = tmp_path / "log"
+    compiler = program(tmp_path / "bin" / "g++", f'echo "$*" >>{log}; exec g++ "$@"')
     counts = []
     with env.scope(CXX=str(compiler)):
         for processes in (1, 8):
