@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,12 +41,12 @@ def save(rank: int, size: int, directory: str, path: str, kind: str) -> None:
     stop()
 
 
-def load(rank: int, size: int, directory: str, path: str, kind: str) -> None:
+def load(rank: int, size: int, directory: str, path: str, kind: str, seed: int = 1) -> None:
     start("gloo", rank, size, directory)
     state = {"state": sharded(size, kind, 0), "step": 0}
     dcp.load(state, storage_reader=CheckpointReader(path))
-    assert state["step"] == 5
-    for name, expected in sharded(size, kind, 1).items():
+    assert state["step"] == 4 + seed
+    for name, expected in sharded(size, kind, seed).items():
         value = state["state"][name]
         assert isinstance(value, DTensor)
         assert torch.equal(value.to_local(), expected.to_local()), name
@@ -85,15 +86,17 @@ def failing(rank: int, size: int, directory: str, path: str) -> list[str]:
     raise AssertionError("the save succeeded")
 
 
-def killed(rank: int, size: int, directory: str, path: str) -> None:
-    """Rank 1 is killed while it writes."""
+def killed(rank: int, size: int, directory: str, path: str, step: str) -> None:
+    """All ranks are killed while rank 1 writes, or before the coordinator publishes or removes the old files."""
     start("gloo", rank, size, directory)
-    honest = os.fsync
 
-    def deadly(descriptor: int) -> None:
-        if rank == 1:
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        honest(descriptor)
+    def die(*_: Any) -> None:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
-    os.fsync = deadly
+    if step == "writing" and rank == 1:
+        os.fsync = die
+    elif step == "publishing":
+        os.replace = die
+    elif step == "removing":
+        Path.unlink = die  # type: ignore[method-assign]
     dcp.save({"state": sharded(size, "rows", 2), "step": 6}, storage_writer=CheckpointWriter(path))

@@ -20,6 +20,9 @@ _SYSTEM_CALL, _END_OF_FILE = 1, 2
 
 REMEDIES = {
     errno.ENOENT: "Check the name, and that its directory exists.",
+    errno.EEXIST: "Choose another path: this one is a file, or a link to what is missing.",
+    errno.ENOTDIR: "Choose another path: a part of this one is a file.",
+    errno.EISDIR: "Move the directory of this name.",
     errno.ENOSPC: "Free space on the device.",
     errno.EDQUOT: "Free space of the quota.",
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",

@@ -6,9 +6,9 @@ import errno
 import io
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -32,7 +32,7 @@ from op_builder.ops.io.tensor_store_format import DTYPES, encoded_entry
 from op_builder.ops.io.tensor_store_memory import body_to_write, is_filled_in_place
 
 _PAGE_BYTES = 4096
-_KEPT = "The directory keeps its earlier checkpoint, if it had one."
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/")  # pathlib drops one of its two slashes
 
 Path_ = str | os.PathLike[str]
 
@@ -41,7 +41,7 @@ class _InDirectory:
     """What both storages do with their path."""
 
     def __init__(self, path: Path_) -> None:
-        self._directory = Path(path).absolute()
+        self.reset(path)
 
     @property
     def checkpoint_id(self) -> Path:
@@ -51,12 +51,18 @@ class _InDirectory:
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path_) -> bool:
         """Whether it is the path of a directory, and not an address."""
-        return "://" not in os.fspath(checkpoint_id)
+        return os.fspath(checkpoint_id) != "" and not _ADDRESS.match(os.fspath(checkpoint_id))
 
     def reset(self, checkpoint_id: Path_ | None = None) -> None:
         """Use another directory, if one is passed."""
-        if checkpoint_id:
-            self._directory = Path(checkpoint_id).absolute()
+        if checkpoint_id is None:
+            return
+        if not self.validate_checkpoint_id(checkpoint_id):
+            raise OpArgumentError(
+                f"{os.fspath(checkpoint_id)!r} is not the path of a directory.",
+                "Pass the path of a directory in a mounted file system.",
+            )
+        self._directory = Path(checkpoint_id).absolute()
 
 
 class CheckpointWriter(_InDirectory, StorageWriter):
@@ -73,8 +79,10 @@ class CheckpointWriter(_InDirectory, StorageWriter):
         is_durable: whether a finished checkpoint outlives a power cut (``fsync``).
 
     Raises:
-        OpArgumentError: a value cannot be stored, or there is a checkpoint and ``overwrite`` is False.
-        StorageError: the directory cannot be written or the disk is full; an earlier checkpoint is unchanged.
+        OpArgumentError: the path is empty or an address, a value cannot be stored, or there is a checkpoint and
+            ``overwrite`` is False.
+        StorageError: the directory cannot be written or the disk is full; it has the earlier checkpoint or, after an
+            error of the last ``fsync``, the new one, whole.
         IncompatibleOpError: this machine is big-endian, or the op ``async_io`` cannot be loaded.
     """
 
@@ -83,6 +91,7 @@ class CheckpointWriter(_InDirectory, StorageWriter):
         self._overwrite = overwrite
         self._is_durable = is_durable
         self._rank = 0
+        self._running: files.RunningSave | None = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Take the rank; refuse a save without collectives, which would have no coordinator to publish it."""
@@ -97,15 +106,14 @@ class CheckpointWriter(_InDirectory, StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Check that a checkpoint may be replaced, and remove the files of killed saves."""
+        self._end()  # of a save that another rank's error ended
         store = self._store()
-        if files.CONTENTS in store:
-            if not self._overwrite:
-                raise OpArgumentError(
-                    f"{self._directory} has a checkpoint, and overwrite is False.",
-                    "Choose another directory, or pass overwrite=True.",
-                )
-            with suppress(AccelError):  # files that a damaged description may name are kept
-                files.remove_unused(self._directory, _files_of(files.load_contents(store)))
+        if not self._overwrite and files.CONTENTS in store:
+            raise OpArgumentError(
+                f"{self._directory} has a checkpoint, and overwrite is False.",
+                "Choose another directory, or pass overwrite=True.",
+            )
+        self._running = files.RunningSave(store)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -125,24 +133,35 @@ class CheckpointWriter(_InDirectory, StorageWriter):
                     body = _body(item, part, objects[item.index] if is_object else planner.resolve_data(item))
                     yield from files.blocks_with_checksums(part, body, written)
 
-            with files.new_file(self._directory / file, is_durable=self._is_durable) as descriptor:
-                files.write_blocks(descriptor, blocks())
+            try:
+                with files.new_file(self._directory / file, is_durable=self._is_durable) as descriptor:
+                    files.write_blocks(descriptor, blocks())
+            except BaseException:
+                self._end()
+                raise
         return _future([WriteResult(i.index, p.size_bytes, p) for i, p in zip(items, written, strict=True)])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the files of all ranks as the checkpoint, and remove others."""
+        assert self._running is not None
         metadata.storage_data = {one.index: one.storage_data for rank in results for one in rank}
-        named = _files_of(metadata)
-        for file in named:
-            if not (self._directory / file).exists():
-                raise _failure(
-                    self._directory / file,
-                    "is missing before the checkpoint is complete; another save to this directory removed it, or the "
-                    "ranks do not share the directory",
-                    f"Save once at a time, to a file system that all ranks share. {_KEPT}",
-                )
-        files.save_contents(self._store(), metadata)
-        files.remove_unused(self._directory, named)
+        try:
+            for file in files.files_of(metadata):
+                if not (self._directory / file).exists():
+                    raise _failure(
+                        self._directory / file,
+                        "is missing before the checkpoint is complete; the ranks do not share the directory, or "
+                        "another program removed the file",
+                        "Save to a file system that all ranks share.",
+                    )
+            self._running.publish(metadata)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
 
     def _store(self) -> TensorStore:
         return TensorStore(self._directory, is_durable=self._is_durable)
@@ -266,10 +285,6 @@ def _body(item: WriteItem, part: Part, value: Any) -> torch.Tensor:
             "Do not change the state while it is being saved.",
         )
     return body
-
-
-def _files_of(metadata: Metadata) -> set[str]:
-    return {part.file for part in metadata.storage_data.values()}
 
 
 # Loading ---------------------------------------------------------------------------------------

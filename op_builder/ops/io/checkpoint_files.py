@@ -5,7 +5,8 @@
     checkpoint.safetensors               which tensor is where, with checksums; a JSON text as a tensor of uint8
     <random>-<rank>.safetensors          the tensors of one rank, one after another
 
-A save writes new files of the second kind, then replaces the first, which makes them the checkpoint.
+A save writes new files of the second kind, then replaces the first, which makes them the checkpoint. Then it removes
+the files that the checkpoint lacks, unless another save is running, to which they may belong.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import mmap
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,11 +35,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError
+from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError, TensorNotFoundError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.file_pieces import Handles, memory_of, read_cached, read_plainly
 from op_builder.ops.io.tensor_store import TensorStore
-from op_builder.ops.io.tensor_store_files import explained
+from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import DTYPES
 from op_builder.ops.io.tensor_store_memory import new_memory
 
@@ -76,6 +78,46 @@ class Part:
     checksums: Sequence[str] = ()
 
 
+class RunningSave:
+    """Marks a directory as in use by a save: until :meth:`end`, or this object is freed, or its process ends.
+
+    The mark is a locked file, as writers of a store have; the next one that opens the directory removes a dead one.
+    """
+
+    def __init__(self, store: TensorStore) -> None:
+        self._store = store
+        self._files = StoreFiles(store.directory, is_durable=False)
+        with explained(f"Writing to {store.directory}", store.directory):
+            self._mark, descriptor = self._files.new_partial()
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._replaced: set[str] = set()
+        with contextlib.suppress(AccelError):  # it is damaged
+            self._replaced = _published(store)
+        self._remove_unused(set())
+
+    def publish(self, metadata: Metadata) -> None:
+        """Make the files of ``metadata`` the checkpoint, and remove those of the replaced one."""
+        save_contents(self._store, metadata)
+        self._remove_unused(self._replaced)
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._mark.unlink()
+        self._close()
+
+    def _remove_unused(self, replaced: set[str]) -> None:
+        """Remove ranks' files that the checkpoint lacks; only ``replaced`` ones if another save may be running."""
+        # In this order: a save that has one of these files has marked the directory before, and published before it
+        # ended.
+        found = set(filter(GENERATED.fullmatch, os.listdir(self._store.directory)))
+        if self._files.partials() != [self._mark]:
+            found &= replaced
+        with contextlib.suppress(AccelError):  # a damaged description may name them
+            for file in found - _published(self._store):
+                with contextlib.suppress(OSError):  # another process removed it
+                    (self._store.directory / file).unlink()
+
+
 # The contents ----------------------------------------------------------------------------------
 
 
@@ -99,14 +141,27 @@ def save_contents(store: TensorStore, metadata: Metadata) -> None:
 
 def load_contents(store: TensorStore) -> Metadata:
     """The metadata as they were given to :func:`save_contents`; raises as :meth:`TensorStore.load`."""
-    text = store.load(CONTENTS)
-    record = json.loads(bytes(memory_of(text)))
-    if record["format"] != _FORMAT:
+    try:
+        text = store.load(CONTENTS)
+        record = json.loads(bytes(memory_of(text)))
+        found_format = record["format"]
+        if found_format == _FORMAT:
+            return _decoded(record)
+    except TensorNotFoundError:
+        raise
+    except (DamagedTensorError, ValueError, KeyError, TypeError):
+        file = str(store.directory / f"{CONTENTS}.safetensors")
         raise DamagedTensorError(
-            f"{store.directory} has a checkpoint of format {record['format']}; this version loads {_FORMAT}.",
-            "Load it with the version of accel-ops that saved it.",
-            filename=str(store.directory),
-        )
+            f"{file}, which describes the checkpoint, is damaged, or another program wrote it.", _REMEDY, filename=file
+        ) from None
+    raise DamagedTensorError(
+        f"{store.directory} has a checkpoint of format {found_format}; this version loads {_FORMAT}.",
+        "Load it with the version of accel-ops that saved it.",
+        filename=str(store.directory),
+    )
+
+
+def _decoded(record: dict[str, Any]) -> Metadata:
     values: dict[str, Any] = {}
     parts = {}
     for name, offset, members in record["parts"]:
@@ -125,11 +180,13 @@ def load_contents(store: TensorStore) -> Metadata:
     return Metadata(values, planner_data, parts)
 
 
-def remove_unused(directory: Path, used: Iterable[str]) -> None:
-    """Remove the files of ranks, except those in ``used``: of replaced checkpoints, and of killed saves."""
-    for file in set(filter(GENERATED.fullmatch, os.listdir(directory))).difference(used):
-        with contextlib.suppress(OSError):  # another process removed it
-            (directory / file).unlink()
+def files_of(metadata: Metadata) -> set[str]:
+    """The names of the files that have the parts."""
+    return {part.file for part in metadata.storage_data.values()}
+
+
+def _published(store: TensorStore) -> set[str]:
+    return files_of(load_contents(store)) if CONTENTS in store else set()
 
 
 # Writing ---------------------------------------------------------------------------------------

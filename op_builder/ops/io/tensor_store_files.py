@@ -31,7 +31,7 @@ _PARTIAL = ".partial"
 _NAME = re.compile(r"(?!__metadata__$)[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 # On another host, or without locks, a writer counts as dead when its file is this old.
 _ABANDONED_S = 24 * 3600.0
-# Only files with such names, from :meth:`StoreFiles.replacement`, are removed.
+# Only files with such names, from :meth:`StoreFiles.new_partial`, are removed.
 _GENERATED = re.compile(rf"\.[^@]+@\d+@[0-9a-f]{{16}}{re.escape(_PARTIAL)}")
 
 
@@ -44,7 +44,7 @@ class StoreFiles:
     def __init__(self, directory: Path, *, is_durable: bool) -> None:
         self.directory = directory
         self._is_durable = is_durable
-        with explained(f"Opening the store {directory}", directory):
+        with explained(f"Opening the directory {directory}", directory):
             missing = [path for path in (directory, *directory.parents) if not path.exists()]
             directory.mkdir(parents=True, exist_ok=True)
             for path in missing:
@@ -93,7 +93,7 @@ class StoreFiles:
         """A descriptor of a new, empty file, which becomes the tensor's if the block ends without an exception."""
         path = self.path(name)
         with explained(f"Saving {path}", path):
-            partial, descriptor = self._new_partial()
+            partial, descriptor = self.new_partial()
         try:
             yield descriptor
             with explained(f"Saving {path}", path):
@@ -109,7 +109,12 @@ class StoreFiles:
         finally:
             os.close(descriptor)  # and release the lock
 
-    def _new_partial(self) -> tuple[Path, int]:
+    def partials(self) -> list[Path]:
+        """The files that are being written, as far as is known."""
+        return [self.directory / file for file in os.listdir(self.directory) if _GENERATED.fullmatch(file)]
+
+    def new_partial(self) -> tuple[Path, int]:
+        """A new, empty file that is locked while its descriptor is open."""
         while True:
             partial = self.directory / f".{this_host()}@{os.getpid()}@{secrets.token_hex(8)}{_PARTIAL}"
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -126,7 +131,7 @@ class StoreFiles:
 
     def _sweep(self) -> None:
         """Remove the files of writers that were killed."""
-        partials = [self.directory / file for file in os.listdir(self.directory) if _GENERATED.fullmatch(file)]
+        partials = self.partials()
         now = file_system_now(self.directory) if partials else 0.0
         for partial in partials:
             with contextlib.suppress(OSError):  # another process removed it, or the user may not; or it is a link
@@ -164,7 +169,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     except OSError as error:
         number = error.errno or errno.EIO
         what = error.message if isinstance(error, StorageError) else f"{os.strerror(number)}."
-        kept = "The store keeps the old value." if doing.startswith("Saving") else ""
+        kept = "The earlier file is unchanged." if doing.startswith("Saving") else ""
         remedy = " ".join(part for part in (REMEDIES.get(number), kept) if part)
         raise StorageError(
             f"{doing} failed: {what}",

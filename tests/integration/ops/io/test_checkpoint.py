@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError, StorageError
-from op_builder.ops import CheckpointReader, CheckpointWriter
+from op_builder.ops import CheckpointReader, CheckpointWriter, TensorStore
 from op_builder.ops.io import checkpoint_files
 from op_builder.ops.io.aio_handle import Handle
 from tests.support.files import cache_only, mounted, random_bytes, raw
@@ -151,16 +152,20 @@ def test_an_error_of_one_rank_reaches_all(tmp_path: Path) -> None:
         assert "to_dense" in errors[0]
 
 
-def test_a_rank_that_is_killed_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("step", "seed"), [("writing", 1), ("publishing", 1), ("removing", 2)], ids=lambda value: str(value)
+)
+def test_ranks_that_are_killed_leave_one_checkpoint(step: str, seed: int, tmp_path: Path) -> None:
+    """The old one, of seed 1, or the new one."""
     path = tmp_path / "checkpoint"
     values(run_ranks(PROGRAMS, "save", 2, tmp_path / "save", arguments=[str(path), "rows"]))
-    before = set(os.listdir(path))
-    results = run_ranks(PROGRAMS, "killed", 2, tmp_path / "killed", arguments=[str(path)])
+    before = os.listdir(path)
+    results = run_ranks(PROGRAMS, "killed", 2, tmp_path / "killed", arguments=[str(path), step])
     assert all(result.status != 0 for result in results)
-    values(run_ranks(PROGRAMS, "load", 2, tmp_path / "load", arguments=[str(path), "rows"]))
-    assert before < set(os.listdir(path))
+    values(run_ranks(PROGRAMS, "load", 2, tmp_path / "load", arguments=[str(path), "rows", seed]))
+    assert set(before) < set(os.listdir(path))
     values(run_ranks(PROGRAMS, "save", 2, tmp_path / "save again", arguments=[str(path), "rows"]))
-    assert len(os.listdir(path)) == 3
+    assert len(os.listdir(path)) == len(before)
 
 
 @pytest.mark.parametrize(
@@ -272,13 +277,30 @@ def test_a_truncated_file_is_named_with_the_tensor(tmp_path: Path) -> None:
     assert f"Tensor 'x' of {file}" in str(error)
 
 
-def test_damaged_contents_are_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda content: content[:-2] + b"xx", lambda _: b"", lambda content: content[:100], lambda content: content[:-1]],
+    ids=["flipped", "empty", "cut in the header", "cut"],
+)
+def test_damaged_contents_are_an_error(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
     save({"x": torch.randn(10)}, tmp_path)
     file = tmp_path / "checkpoint.safetensors"
-    file.write_bytes(file.read_bytes()[:-2] + b"xx")
-    assert isinstance(failure(lambda: load({"x": torch.zeros(10)}, tmp_path)), DamagedTensorError)
+    file.write_bytes(change(file.read_bytes()))
+    error = failure(lambda: load({"x": torch.zeros(10)}, tmp_path))
+    assert isinstance(error, DamagedTensorError)
+    assert str(file) in error.message
+    assert "earlier checkpoint" in error.remedy
     save({"x": torch.ones(10)}, tmp_path)
     assert load({"x": torch.zeros(10)}, tmp_path)["x"].sum() == 10
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}'])
+def test_contents_of_another_program_are_an_error(text: str, tmp_path: Path) -> None:
+    body = torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8) if text else torch.ones(3)
+    TensorStore(tmp_path).save("checkpoint", body)
+    error = failure(lambda: load({"x": torch.zeros(10)}, tmp_path))
+    assert isinstance(error, DamagedTensorError)
+    assert "another program" in error.message
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -317,18 +339,91 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_two_saves_at_a_time_are_an_error_and_publish_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save({"x": torch.zeros(1)}, tmp_path)
-    honest = CheckpointWriter.finish
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(CheckpointWriter, "write_data"), (CheckpointWriter, "finish"), (checkpoint_files, "save_contents")],
+)
+def test_a_save_that_begins_and_ends_during_another_disturbs_it_at_no_step(
+    owner: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = getattr(owner, step)
 
-    def finish(writer: CheckpointWriter, **arguments: Any) -> None:
+    def after_another_save(*arguments: Any, **keywords: Any) -> Any:
         monkeypatch.undo()
         save({"x": torch.ones(1)}, tmp_path)
-        honest(writer, **arguments)
+        return honest(*arguments, **keywords)
 
-    monkeypatch.setattr(CheckpointWriter, "finish", finish)
-    assert "Save once at a time" in str(failure(lambda: save({"x": torch.full((1,), 2.0)}, tmp_path)))
+    save({"x": torch.zeros(1)}, tmp_path)
+    monkeypatch.setattr(owner, step, after_another_save)
+    save({"x": torch.full((1,), 2.0)}, tmp_path)
+    assert load({"x": torch.zeros(1)}, tmp_path)["x"] == 2
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_save_that_ends_during_another_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = CheckpointWriter.finish
+    finishes: list[Callable[[], None]] = []
+
+    def collect(writer: CheckpointWriter, **arguments: Any) -> None:
+        finishes.append(partial(finish, writer, **arguments))
+        if len(finishes) == 1:
+            save({"x": torch.ones(1)}, tmp_path)
+        else:
+            for one in finishes:
+                one()
+
+    monkeypatch.setattr(CheckpointWriter, "finish", collect)
+    save({"x": torch.zeros(1)}, tmp_path)
     assert load({"x": torch.zeros(1)}, tmp_path)["x"] == 1
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_failed_save_forbids_no_other_one(tmp_path: Path) -> None:
+    """Its writer cannot know that it failed: the files of its ranks stay until its next save, others' are removed."""
+
+    class Failing(dcp.DefaultSavePlanner):
+        def finish_plan(self, _: Any) -> Any:
+            raise ValueError
+
+    left = tmp_path / f"{0:016x}-00001.safetensors"
+    left.touch()
+    writer = CheckpointWriter(tmp_path)
+    failure(lambda: dcp.save({"x": torch.ones(1)}, storage_writer=writer, planner=Failing()))
+    assert not left.exists(), "of a save that was killed before"
+    left.touch()
+    for _ in range(2):
+        save({"x": torch.ones(1)}, tmp_path)
+    assert left.exists()
+    assert len([path for path in tmp_path.iterdir() if path.suffix == ".safetensors"]) == 3
+    dcp.save({"x": torch.ones(1)}, storage_writer=writer)
+    assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/x", Path("gs://bucket/x")])
+def test_what_is_not_the_path_of_a_directory_is_refused(
+    path: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for storage in (CheckpointWriter, CheckpointReader):
+        assert not storage.validate_checkpoint_id(path)
+        with pytest.raises(OpArgumentError, match="mounted"):
+            storage(path)
+    with pytest.raises(OpArgumentError, match="mounted"):
+        dcp.save({"x": torch.ones(1)}, storage_writer=CheckpointWriter("a"), checkpoint_id=path)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [("file", "Choose another path"), ("link", "Choose another path"), ("file/x", "part"), ("taken", "Move")],
+)
+def test_a_path_that_is_taken_is_an_error_with_a_remedy(path: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("missing")
+    (tmp_path / "taken" / "checkpoint.safetensors").mkdir(parents=True)
+    error = failure(lambda: save({"x": torch.ones(1)}, tmp_path / path))
+    assert isinstance(error, StorageError)
+    assert remedy in error.remedy
 
 
 def test_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
