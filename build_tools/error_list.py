@@ -103,8 +103,10 @@ def _text(node: ast.expr, constants: dict[str, ast.expr]) -> str:
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return re.sub("…+", "…", "".join(_text(value, constants) for value in node.values))
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, constants)
     if isinstance(node, ast.Name) and node.id in constants:
-        return _text(constants[node.id], {})
+        return _text(constants[node.id], {name: text for name, text in constants.items() if name != node.id})
     return "…"
 
 

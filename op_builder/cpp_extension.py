@@ -279,7 +279,7 @@ def _source(name: str) -> str:
         reason = "is not a file" if os.path.exists(path) else "does not exist"
         raise SourceNotFoundError(
             f"load: the source {name!r} {reason} ({path}).",
-            "Correct sources; names are relative to the current directory.",
+            "Correct the paths in sources; relative ones begin at the current directory.",
         )
     if path.suffix not in SUFFIXES:
         raise ArgumentError(
@@ -297,5 +297,6 @@ def _shell_words(function: str, argument: str, value: Flags) -> list[str]:
         return [word for text in texts for word in shlex.split(text)]
     except ValueError as error:
         raise ArgumentError(
-            f"{function}: {argument} is {value!r}, which cannot be split into words: {error}.", "Correct the quotes."
+            f"{function}: {argument} is {value!r}, which cannot be split into words: {error}.",
+            f"Close the quotes in {argument}, or pass a list of strings.",
         ) from error

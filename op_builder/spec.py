@@ -137,5 +137,7 @@ class OpFamily(NamedTuple):
         if self.devices == ["xpu"]:
             use = f"Use the SYCL kernels, which also work on CPU tensors: from op_builder.xpu import {self.builder}."
         else:
-            use = f"Use one of these devices: {devices}. For CPU tensors: from op_builder.cpu import {self.builder}."
+            use = (
+                f"Set ACCEL_ACCELERATOR to one of these, or for CPU tensors: from op_builder.cpu import {self.builder}."
+            )
         return Rejection(reason, use)

@@ -144,7 +144,7 @@ def _read_trusted(path: Path) -> str | Rejection | None:
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
-                    return Rejection("it is not a regular file", "Replace it by one, or remove it.")
+                    return Rejection("it is not a regular file", "Replace it with a regular file, or remove it.")
                 reason = _why_untrusted(path, status)
                 if not reason:
                     return text_of(path, file.read())

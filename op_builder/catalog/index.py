@@ -11,7 +11,7 @@ from functools import cache
 
 from op_builder.spec import OpFamily
 
-# The module in op_builder.ops whose OP declares the op. It is imported when the op is first used.
+# The module in op_builder.ops whose OP declares the op. By name, because a load imports only the module of its own op.
 _DECLARED_IN = {
     "CPUAdamBuilder": "optim.cpu_adam",
     "CPUAdagradBuilder": "optim.cpu_adagrad",

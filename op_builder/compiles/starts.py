@@ -42,7 +42,9 @@ _PROGRAM_TEXTS = ("<string>", "<stdin>", "<ipython", "<python")
 _MOST_FRAMES = 100
 _MOST_CHARACTERS = 300
 
-_REMEDY = "Fill the cache before this starts, or let it compile: mode report."
+_REMEDY = (
+    "Run the program once with `accel-ops run --compiles report` to fill the cache, or leave out `--compiles raise`."
+)
 
 _is_hooked = False
 

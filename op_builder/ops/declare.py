@@ -98,7 +98,11 @@ def system_check(not_on: Sequence[tuple[str, str]], system: str = sys.platform) 
     """A failed check with the reason where an op does not work on ``system``, as ``sys.platform``."""
     # For Linux the reason concerns builds for another machine.
     reason = None if system == "linux" else dict(not_on).get(system)
-    return [Failed("system", Rejection(f"{reason}; this is {system}.", "Use gloo here."))] if reason else []
+    return (
+        [Failed("system", Rejection(f"{reason}; this is {system}.", 'Use init_process_group("gloo") here.'))]
+        if reason
+        else []
+    )
 
 
 def load_host(family: OpFamily) -> Any:

@@ -71,8 +71,11 @@ def _written_over(name: str, root: Path) -> ForeignPackage | None:
     reason = (
         f"{file} belongs to both accel-ops and {others[0]}; its content is that of {''.join(writers[:1]) or 'neither'}."
     )
-    uninstall = f"`pip uninstall {others[0].split()[0]}`"
-    remedy = f"Use separate environments: {uninstall}. Install accel-ops again, from its checkout."
+    other = others[0].split()[0]
+    remedy = (
+        f"Run `pip uninstall {other}`, then `pip install --force-reinstall --no-deps .` in the checkout of accel-ops. "
+        f"Use {other} in an environment of its own."
+    )
     return ForeignPackage(name, reason, remedy)
 
 

@@ -25,4 +25,6 @@ OPTIONAL = re.compile("CCLCommBuilder|TrainingArguments")
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     blocks = [block for block in BLOCK.findall(page.read_text(encoding="utf-8")) if not OPTIONAL.search(block)]
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    output_of("-c", "\n".join(blocks), cwd=tmp_path, ACCEL_ACCELERATOR="cpu", **group)
+    output = output_of("-c", "\n".join(blocks), cwd=tmp_path, ACCEL_ACCELERATOR="cpu", **group)
+    for shown in re.findall(r"^print\(f.*\)  # (.+)$", "\n".join(blocks), re.MULTILINE):
+        assert shown in output.splitlines()

@@ -258,5 +258,5 @@ def _complete(
 def _interrupted(by: str) -> CommunicationError:
     return CommunicationError(
         f"{by} ended the collective before it was finished.",
-        "Check the exception that interrupted it. Create a new group for the ranks.",
+        "Read the traceback of the rank that failed first, correct its error, and create a new group on all ranks.",
     )

@@ -39,7 +39,9 @@ def call(op: Any, *arguments: object) -> None:
         with explained(), torch.no_grad():
             op.default(*arguments)
     except NotImplementedError:
-        raise OpArgumentError("torch has no kernel for a tensor of this kind.", "Pass plain tensors.") from None
+        raise OpArgumentError(
+            "torch has no kernel for a tensor of this kind.", "Pass dense tensors of the class torch.Tensor."
+        ) from None
 
 
 _loaded: dict[str, Any] = {}  # by name, because finding a loaded op takes milliseconds

@@ -265,7 +265,8 @@ class HostOptimizer(NativeOptimizer):
             scale = finite_number("grad_scale", grad_scale)
             if scale == 0 or 1 / scale > _LARGEST_FLOAT:
                 raise OpArgumentError(
-                    f"grad_scale is {scale:g}; its reciprocal is not a float32.", "Pass the factor of the loss."
+                    f"grad_scale is {scale:g}; its reciprocal is not a float32.",
+                    "Pass the number that multiplied the loss.",
                 )
         norm = self._groups.grad_norm(batches) / scale
         self.grad_norm = norm

@@ -177,7 +177,9 @@ class NativeOp:
             for index, tensor in enumerate(members):
                 if not self._fits(tensor, device):
                     return self._unfit(f"{role} of tensor {index}", tensor, device)
-        return OpArgumentError("torch has no kernel for these tensors.", "Pass plain tensors.")
+        return OpArgumentError(
+            "torch has no kernel for these tensors.", "Pass dense tensors of the class torch.Tensor."
+        )
 
     def _fits(self, tensor: Any, device: torch.device | None) -> bool:
         if not is_dense(tensor) or (not is_traced() and tensor.is_neg()):

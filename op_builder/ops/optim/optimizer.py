@@ -243,7 +243,8 @@ class NativeOptimizer(NativeStates):
         if group["states"] not in self.STORAGES:
             allowed = ", ".join(self.STORAGES)
             raise OpArgumentError(
-                f"states is {group['states']!r}; {type(self).__name__} supports {allowed}.", "Choose one of these."
+                f"states is {group['states']!r}; {type(self).__name__} supports {allowed}.",
+                f"Pass states={self.STORAGES[0]!r} or another of these.",
             )
         for name, value in _SUPPORTED.items():
             if group.get(name, value) != value:

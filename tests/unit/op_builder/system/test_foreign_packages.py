@@ -70,7 +70,7 @@ def test_a_package_installed_over_ours_is_named_with_the_owner_of_the_content(tm
     install(root, "exax", "accelerator", "# a job scheduler")
     (found,) = foreign_packages(root, [str(root)])
     assert "belongs to both accel-ops and exax 1.0; its content is that of exax 1.0" in found.reason
-    assert "`pip uninstall exax`. Install" in found.remedy
+    assert "`pip uninstall exax`, then" in found.remedy
 
 
 def test_a_removed_current_directory_and_a_damaged_record_do_not_end_the_report(
