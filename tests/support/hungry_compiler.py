@@ -14,7 +14,7 @@ def note(text: bytes) -> None:
 
 
 if __name__ == "__main__":
-    if "-MF" in sys.argv:
+    if any(word.endswith(".o.d") for word in sys.argv):
         note(b"+")
         held = b"x" * (1536 << 20)
         time.sleep(0.5)
