@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from op_builder.builder.base import OpBuilder, planned_facts
 from op_builder.cache.store import Cache
 from op_builder.errors import MissingCUDAException
+from op_builder.load.lookup import ThisMachine
 from op_builder.plan import PlanFacts
 from op_builder.system.outcomes import CheckOutcome, guarded
-from op_builder.system.torch_install import torch_install
 from op_builder.toolchains import checks
 from op_builder.toolchains.cuda import CudaToolkit, find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import all_have_bf16, default_archs, gencode_flags, parse_arch_list, target_archs
@@ -91,7 +91,7 @@ def planned_archs(op: str, supported: Filter, facts: PlanFacts) -> list[str]:
     """The CUDA architectures to plan an op for: those of an existing binary, else the requested or visible ones."""
     if facts.cuda_archs is not None:
         return list(facts.cuda_archs)
-    return _filtered_archs(op, supported, target_archs(find_cuda(facts.memo).archs, _visible_capabilities()))
+    return _filtered_archs(op, supported, target_archs(find_cuda(facts.memo).archs, ThisMachine().cuda_capabilities))
 
 
 def _filtered_archs(op: str, supported: Filter, archs: list[str]) -> list[str]:
@@ -139,11 +139,3 @@ def assert_no_cuda_mismatch(name: str = "") -> bool:
     """
     require_same_cuda(_toolkit(name), f"Op '{name}': " if name else "")
     return True
-
-
-def _visible_capabilities() -> list[tuple[int, int]]:
-    if torch_install().cuda is None:
-        return []
-    import torch
-
-    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]

@@ -79,7 +79,7 @@ def _declared(builder: str, kernels: str) -> type[OpBuilder]:
     return declared_builder(family, kernels, DeclaredCPUBuilder if kernels == "cpu" else PythonOpBuilder)
 
 
-# DeepSpeed walks a device's package for builders, and finds its modules here, one for each op.
+# DeepSpeed walks a device's package for builders, and finds the one module that is here.
 _WALKED_BY_DEEPSPEED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walked_by_deepspeed")
 
 
@@ -88,7 +88,7 @@ def device_view(
 ) -> tuple[Callable[[str], type[OpBuilder] | list[str]], Callable[[], list[str]], list[str], str]:
     """``__getattr__``, ``__dir__``, ``__path__`` and ``__file__`` of ``package``, of :data:`OUR_PACKAGES`.
 
-    All packages share one directory, because the modules in it differ by their packages' names alone.
+    All packages share one directory, because the module in it knows its device by its own name.
     """
 
     def names() -> list[str]:
@@ -105,12 +105,9 @@ def device_view(
     return get, names, [_WALKED_BY_DEEPSPEED], os.path.join(_WALKED_BY_DEEPSPEED, "__init__.py")
 
 
-def op_view(module: str) -> dict[str, type[OpBuilder]]:
-    """The content of the module ``<package>.<op>``: the builder of the op for the package's device."""
-    package, _, name = module.rpartition(".")
-    if package not in OUR_PACKAGES:
-        return {}
-    return {NAMES[name]: find_builder(NAMES[name], package)}
+def builders_in(package: str) -> dict[str, type[OpBuilder]]:
+    """The builders of all ops for the device of ``package``, by name; none if ``package`` is not a device's."""
+    return {name: find_builder(name, package) for name in BUILDERS} if package in OUR_PACKAGES else {}
 
 
 @cache

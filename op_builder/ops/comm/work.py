@@ -1,4 +1,7 @@
-"""The work that a collective of the backend "accel" returns, and the queue that runs collectives in order."""
+"""The work that a collective of the backend "accel" returns, and the queue that runs collectives in order.
+
+The queue is not an executor of ``concurrent.futures``, because there no caller can run the work that it waits for.
+"""
 
 from __future__ import annotations
 
