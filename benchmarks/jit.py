@@ -15,11 +15,14 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from torch.utils.cpp_extension import include_paths
 
 from benchmarks import _measure, _peers
 from benchmarks._figures import Figure, figure_table
@@ -197,6 +200,10 @@ def measure_builds(counts: Counts, directory: Path) -> list[Figure]:
         bare_s = statistics.median(samples["bare"])
         limit_s = LONG_FACTOR * bare_s if bare_s >= LONG_BUILD_S else bare_s + SHORT_OVERHEAD_S
         figures.append(Figure(f"cold load(), {name}", samples[OURS], limit_s, {"bare commands": samples["bare"]}))
+        if name == "cpu_adam":
+            compiles = interleave({"header": lambda: torch_header_s(directory)}, counts.cold, "one header", warm_ups=0)
+            header = {"g++ -O2, one file with torch/extension.h": compiles["header"]}
+            figures.append(Figure(f"cold load(), {name}", samples[OURS], None, header, least_ratio=5.0))
     together = {count: lambda count=count: load_together_s(count, new_cache(directory)) for count in (1, PROCESSES)}
     samples = interleave(
         {str(count): load for count, load in together.items()}, counts.cold, "many processes", warm_ups=0
@@ -224,6 +231,17 @@ def bare_commands_s(builder: OpBuilder) -> float:
             list(pool.map(run, [*(step.command for step in commands.compile_steps), *commands.stand_ins.values()]))
         run(commands.link)
         return time.perf_counter() - started
+
+
+def torch_header_s(directory: Path) -> float:
+    """Seconds of one compiler command with ``-O2``, for a file that includes ``torch/extension.h``."""
+    source = directory / "header.cpp"
+    source.write_text("#include <torch/extension.h>\nint value() { return 1; }\n")
+    includes = [*include_paths(), sysconfig.get_path("include")]
+    options = ["-O2", "-std=c++20", "-fPIC", *(f"-I{path}" for path in includes)]
+    started = time.perf_counter()
+    subprocess.run(["g++", *options, "-c", str(source), "-o", str(directory / "header.o")], check=True)
+    return time.perf_counter() - started
 
 
 def load_together_s(count: int, cache: str) -> float:
