@@ -1,8 +1,8 @@
 """An op as one value: the function that makes its plan, its checks, and what ``load()`` returns.
 
 This project's ops declare theirs beside their front ends in :mod:`op_builder.ops`. A builder class, of this project or
-of another author, gives one by :meth:`op_builder.builder.base.OpBuilder.spec`. Loading, building and reporting know
-ops only by this value.
+of another author, gives one by :meth:`op_builder.builder.base.OpBuilder.spec`. Loading and building know ops only by
+this value.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from op_builder._version import __version__
-from op_builder.plan import BuildPlan, PlanFacts
+from op_builder.plan import BuildPlan, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe
 from op_builder.system.outcomes import Rejection, unavailable
 
@@ -44,6 +44,7 @@ class OpSpec(NamedTuple):
         owner: the class of another author that gives it; specs of one class have the same front end.
         prebuilt_roots: directories of installed packages that may hold the binary.
         recipe: the data that ``plan`` works on, where they are the same on all machines.
+        libraries: finds the third-party libraries that ``plan`` adds to the recipe.
         python: makes what ``load()`` returns, for an op without a binary; of the rest only the checks are used then.
         unavailable: why the op cannot be built or loaded on this device at all.
     """
@@ -58,6 +59,7 @@ class OpSpec(NamedTuple):
     owner: type | None = None
     prebuilt_roots: tuple[Path, ...] = ()
     recipe: Recipe | None = None
+    libraries: Callable[[], tuple[ForeignLibrary, ...]] = tuple
     python: Callable[[], Any] | None = None
     unavailable: Rejection | None = None
 

@@ -15,7 +15,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from op_builder import paths
@@ -27,6 +26,7 @@ from op_builder.load.resolve import WITHOUT_PREBUILT
 from op_builder.plan import Binding, BuildPlan, PlanFacts
 from op_builder.recipe import Recipe, normalized, plan_of, text_list
 from op_builder.spec import OpSpec, opened_library
+from op_builder.system.computed_once import computed_once
 from op_builder.system.outcomes import Rejection
 from op_builder.system.torch_install import torch_install
 
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 # The facts that this thread makes a plan for, because the methods of an author's class take no arguments.
 planned_facts: ContextVar[PlanFacts | None] = ContextVar("planned_facts", default=None)
-# The builder that this thread asks for its author's own opinion: the base class's is_compatible() is then True.
+# The builder that this thread asks for its author's own opinion: the base class's is_compatible(), which authors call
+# from theirs, is then True.
 _asked: ContextVar[OpBuilder | None] = ContextVar("_asked", default=None)
 # The builder that this thread asks for its checks, and the function that gives the plan that was made for them.
 _checked: ContextVar[tuple[OpBuilder, Callable[[], BuildPlan]] | None] = ContextVar("_checked", default=None)
@@ -266,7 +267,7 @@ class OpBuilder(ABC):
         finally:
             planned_facts.reset(token)
 
-    @cached_property
+    @computed_once
     def cache(self) -> Cache:
         """The cache directory that the environment names."""
         return Cache()

@@ -59,6 +59,12 @@ class DeclaredBuilder(OpBuilder):
         plan = self.SPEC.plan if self.SPEC.unavailable is not None else spec.plan
         return spec._replace(plan=plan, python=self.SPEC.python, unavailable=self.SPEC.unavailable)
 
+    def recipe(self) -> Recipe:
+        recipe = super().recipe()
+        if self.SPEC.recipe is None or recipe.binding is not self.SPEC.recipe.binding:
+            return recipe
+        return recipe._replace(libraries=self.SPEC.libraries())  # which no method of a builder gives
+
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         return self.SPEC.plan(facts) if self._is_declared else super().plan_for(facts)
 
@@ -74,17 +80,6 @@ class DeclaredBuilder(OpBuilder):
 
 class DeclaredCPUBuilder(DeclaredBuilder, CPUOpBuilder):
     """Kernels for host memory without torch, and a thin binding on the Stable ABI."""
-
-    def plan_for(self, facts: PlanFacts) -> BuildPlan:
-        plan = super().plan_for(facts)
-        if self._is_declared or self.SPEC.recipe is None or plan.binding is not self.SPEC.recipe.binding:
-            return plan
-        # No method of a builder gives the libraries of an op.
-        return plan._replace(libraries=tuple(dict.fromkeys((*self.SPEC.plan(facts).libraries, *plan.libraries))))
-
-
-class PythonOpBuilder(DeclaredBuilder):
-    """An op that is Python code on torch and needs no binary: ``load()`` returns its object at once."""
 
 
 class UnavailableOpBuilder(DeclaredBuilder):

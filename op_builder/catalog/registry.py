@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from op_builder.builder.base import OpBuilder
-from op_builder.catalog.builders import DeclaredCPUBuilder, PythonOpBuilder, declared_builder, unavailable_builder
+from op_builder.catalog.builders import DeclaredBuilder, DeclaredCPUBuilder, declared_builder, unavailable_builder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, families, family_of
 from op_builder.errors import UnknownOpError
 from op_builder.messages import did_you_mean
@@ -76,7 +76,7 @@ def _declared(builder: str, kernels: str) -> type[OpBuilder]:
 
         base = gpu_builders.DeclaredCUDABuilder if kernels == "cuda" else gpu_builders.DeclaredSYCLBuilder
         return declared_builder(family, kernels, base)
-    return declared_builder(family, kernels, DeclaredCPUBuilder if kernels == "cpu" else PythonOpBuilder)
+    return declared_builder(family, kernels, DeclaredCPUBuilder if kernels == "cpu" else DeclaredBuilder)
 
 
 # DeepSpeed walks a device's package for builders, and finds the one module that is here.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder.cache.key import Roots, plan_key
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
-from op_builder.plan import Binding, PlanFacts
+from op_builder.plan import Binding, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe, normalized, plan_of, text_list
 from op_builder.toolchains.toolset import find_toolset
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from op_builder.engine.ninja import Progress
     from op_builder.toolchains.jobs import JobBudget
 
+# Members that builders give and this face does not have.
+_FOR_BUILDERS = ("kernels", "kernel_flags", "sycl_toolchain", "module_name", "owner")
 _LISTS = ("sources", "include_dirs", "cxx_flags", "nvcc_flags", "link_flags", "cuda_archs")
 
 
@@ -121,6 +124,15 @@ def _checked(recipe: Recipe) -> Recipe:
     if not isinstance(recipe.binding, Binding):
         names = ", ".join(map(str, Binding))
         raise ArgumentError(f"{where} its binding is {recipe.binding!r}.", f"Use one of {names}.")
+    if used := [name for name in _FOR_BUILDERS if getattr(recipe, name) != Recipe._field_defaults[name]]:
+        raise ArgumentError(f"{where} build_library() does not support {', '.join(used)}.", "Omit it.")
+    for name in ("texts", "source_flags", "parts"):
+        if not isinstance(getattr(recipe, name), Mapping):
+            raise ArgumentError(f"{where} {name} is {getattr(recipe, name)!r}.", "Pass a dict with sources as keys.")
+    if not all(isinstance(text, str) for pair in recipe.texts.items() for text in pair):
+        raise ArgumentError(f"{where} texts is {recipe.texts!r}.", "Pass names and contents of sources, each a str.")
+    if not all(isinstance(library, ForeignLibrary) for library in recipe.libraries):
+        raise ArgumentError(f"{where} libraries is {recipe.libraries!r}.", "Pass a tuple of ForeignLibrary values.")
     lists: dict[str, Any] = {name: text_list(getattr(recipe, name), f"{where} its {name}") for name in _LISTS}
     flags = {name: text_list(words, f"{where} the flags of {name!r}") for name, words in recipe.source_flags.items()}
     for member, named, places, known in (

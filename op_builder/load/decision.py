@@ -8,9 +8,9 @@ from op_builder.errors import AccelError
 from op_builder.load.lookup import Lookup, ThisMachine
 from op_builder.load.open import NOEXEC_REMEDY
 from op_builder.load.prebuilt import cxx_library_versions
-from op_builder.load.resolve import BINARIES, BUILD, PREBUILT, Candidate, resolve
+from op_builder.load.resolve import BINARIES, BUILD, PREBUILT, Candidate, PrebuiltFacts, resolve
 from op_builder.system.file_contents import mapping_error
-from op_builder.system.outcomes import Rejection, rejection_of
+from op_builder.system.outcomes import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def decide(spec: OpSpec, open_cache: Callable[[], Cache]) -> Decision:
         return Decision((), Rejection.of(error), None)
     candidates = tuple(resolve(lookup, BINARIES))
     if any(each.rejection is None for each in candidates):
-        return Decision(candidates, rejection_of(lookup.load_checks), lookup)
+        return Decision(candidates, None, lookup)
     candidates += tuple(resolve(lookup, (BUILD,)))
     return Decision(candidates, candidates[-1].rejection, lookup)
 
@@ -63,6 +63,11 @@ class _UnopenedLookup(Lookup):
     def __init__(self, spec: OpSpec, cache: Cache) -> None:
         super().__init__(spec, cache)
         self.machine = _ExaminedMachine()
+
+    def prebuilt(self) -> Iterator[PrebuiltFacts]:
+        for found in super().prebuilt():
+            unopened = _mapping_rejection(found.entry) if found.rejection is None and found.entry is not None else None
+            yield found if unopened is None else found._replace(rejection=unopened)
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         for entry, rejection in super().cached():

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from op_builder import env
@@ -19,6 +18,7 @@ from op_builder.load.resolve import PrebuiltFacts
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
+from op_builder.system.computed_once import computed_once
 from op_builder.system.outcomes import Failed, Rejection, guarded, rejection_of
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import Toolset, find_toolset
@@ -62,7 +62,7 @@ class Lookup:
         self._to_load = to_load
         self._plans: dict[tuple[str, ...], BuildPlan] = {}
 
-    @cached_property
+    @computed_once
     def plan(self) -> BuildPlan:
         """The plan; raises an AccelError, which is also kept as ``plan_error``, if there is none."""
         known = self._plans.get(())
@@ -80,7 +80,7 @@ class Lookup:
             self._plans[cuda_archs] = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
         return self._plans[cuda_archs]
 
-    @cached_property
+    @computed_once
     def toolset(self) -> Toolset | None:
         """The compilers; None if one is missing."""
         try:
@@ -98,22 +98,22 @@ class Lookup:
         """
         return self.toolset or find_toolset(self.plan, self.cache.memo)
 
-    @cached_property
+    @computed_once
     def key(self) -> PlanKey:
         """The first stage of the op's key; compiles nothing and writes only memos."""
         return plan_key(self.plan, self.toolset, self.cache.memo)
 
-    @cached_property
+    @computed_once
     def roots(self) -> Roots:
         """The directories that the headers of entries are named relative to."""
         return Roots.of(self.plan)
 
-    @cached_property
+    @computed_once
     def build_checks(self) -> list[CheckOutcome]:
         """The outcomes of the checks of everything that compiling the op needs."""
         return _outcomes("build_checks()", lambda: self.spec.build_checks(self.cache, lambda: self.plan))
 
-    @cached_property
+    @computed_once
     def load_checks(self) -> list[CheckOutcome]:
         """The outcomes of the checks of everything that loading the built op needs."""
         return _outcomes("load_checks()", lambda: self.spec.load_checks(self.cache))
@@ -147,6 +147,9 @@ class Lookup:
             logger.debug("'%s' has no plan: %s", self.spec.name, error.message)
             return
         yield from self.cache.matching(key, self.plan.op, roots, any_compiler=self.toolset is None)
+
+    def loading(self) -> Rejection | None:
+        return rejection_of(self.load_checks)
 
     def building(self) -> Rejection | None:
         forbidden = self._forbidden() if self._to_load and not self.is_python else None

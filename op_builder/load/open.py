@@ -24,7 +24,6 @@ from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
 from op_builder.system.file_contents import mapping_error
-from op_builder.system.outcomes import require
 
 if TYPE_CHECKING:
     import ctypes
@@ -69,7 +68,6 @@ def open_entry(entry: Entry, spec: OpSpec, cache: Cache) -> Any:
         module, a ``tvm_ffi.Module`` for functions of TVM FFI, or a ``ctypes.CDLL`` for another library.
 
     Raises:
-        IncompatibleOpError: a check of loading failed.
         LoadError: the binary cannot be opened, or a name that it defines exists already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
@@ -88,8 +86,6 @@ def opened_entries(op: str) -> list[Entry]:
 
 def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
     if identity not in _opened:
-        if outcomes := spec.load_checks(cache):
-            require(spec.name, outcomes)
         opener = _OPENERS.get(entry.manifest.kind)
         if opener is None:
             raise LoadError(

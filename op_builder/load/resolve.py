@@ -80,6 +80,10 @@ if TYPE_CHECKING:
             """The cache's entries of the op's key, each with the reason why it cannot be used."""
             ...
 
+        def loading(self) -> Rejection | None:
+            """Why no binary of the op can be loaded in this process: a check of loading fails."""
+            ...
+
         def building(self) -> Rejection | None:
             """Why the op cannot be compiled now: it is forbidden, a check fails, or its author rejects this machine."""
             ...
@@ -135,11 +139,12 @@ def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
     for found in facts.prebuilt() if PREBUILT in ways else ():
         rejection = found.rejection
         if rejection is None and found.entry is not None:
-            rejection = machine_rejection(found.entry.manifest, facts.machine)
+            rejection = machine_rejection(found.entry.manifest, facts.machine) or facts.loading()
         yield Candidate(PREBUILT, found.directory, found.entry, rejection)
     for entry, rejection in facts.cached() if CACHED in ways else ():
         if rejection is None and facts.toolset is None:  # it may be of another machine
             rejection = machine_rejection(entry.manifest, facts.machine)
+        rejection = rejection or facts.loading()
         yield Candidate(CACHED, entry.directory, entry, rejection)
     if BUILD in ways:
         yield Candidate(BUILD, rejection=facts.building())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import IncompatibleOpError
 from op_builder.load.load import load
 from op_builder.paths import PREBUILT_DIRECTORY
-from op_builder.plan import Binding, BuildPlan, PlanFacts
+from op_builder.plan import Binding, BuildPlan, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe, plan_of
 from op_builder.spec import OpFamily, OpSpec
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
@@ -55,6 +55,7 @@ def native_spec(
     front_end: type,
     *,
     plan: Callable[[PlanFacts], BuildPlan] | None = None,
+    libraries: Callable[[], tuple[ForeignLibrary, ...]] = tuple,
     checks: Callable[[Cache], list[CheckOutcome]] | None = None,
     load_checks: Callable[[Cache], list[CheckOutcome]] | None = None,
     open_libraries: Callable[[Cache], None] | None = None,
@@ -64,6 +65,7 @@ def native_spec(
     Args:
         front_end: the class of what ``load()`` returns, made from the namespace of torch ops.
         plan: replaces the plan of the recipe.
+        libraries: finds third-party libraries to link with.
         checks: in addition to those of every build.
     """
 
@@ -82,14 +84,18 @@ def native_spec(
 
         return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa())), *own]
 
+    def own_plan(facts: PlanFacts) -> BuildPlan:
+        return plan_of(recipe._replace(libraries=libraries()), facts)
+
     spec = OpSpec(
         recipe.op,
-        plan or partial(plan_of, recipe),
+        plan or own_plan,
         front_end=front_end,
         build_checks=build_checks,
         load_checks=all_load_checks,
         prebuilt_roots=_PREBUILT,
         recipe=recipe,
+        libraries=libraries,
     )
     return spec if open_libraries is None else spec._replace(open_libraries=open_libraries)
 

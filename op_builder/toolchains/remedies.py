@@ -13,18 +13,6 @@ from op_builder.system.process import OUT_OF_RESOURCES
 _Remedy = str | Callable[[re.Match[str], str], str]
 """A text with ``\\1`` for what the pattern found, or a function of the match and the failing command."""
 
-# By Debian's package: the header and the library by which its absence shows.
-_PACKAGES = {
-    "libaio-dev": ("libaio.h", "aio"),
-    "libnccl-dev": ("nccl.h", "nccl"),
-    "libnuma-dev": ("numa.h", "numa"),
-    "libomp-dev": ("omp.h", "omp"),
-    "libopenblas-dev": ("cblas.h", "openblas"),
-    "libopenmpi-dev": ("mpi.h", "mpi"),
-    "liburing-dev": ("liburing.h", "uring"),
-    "libzstd-dev": ("zstd.h", "zstd"),
-    "zlib1g-dev": ("zlib.h", "z"),
-}
 _CUDA_NAME = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|nvrtc|nvToolsExt|cub/)[\w./]*")
 _NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torch)\.h")
 _STABLE_BINDING = "-DTORCH_TARGET_VERSION="
@@ -71,9 +59,7 @@ def _missing_file(found: re.Match[str], command: str) -> str:
             f"{name} is the CUDA toolkit's, whose headers are used only for ops with a .cu source: install the "
             "toolkit, or add its directory to the include directories."
         )
-    package = next((package for package, (header, _) in _PACKAGES.items() if header == name), "")
-    hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
-    return f"Install the package that has {name}{hint}, or add its directory to the include directories."
+    return f"Install the package that has {name}, or add its directory to the include directories."
 
 
 def _missing_library(found: re.Match[str], _command: str) -> str:
@@ -82,9 +68,7 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
         return f"lib{name} comes with a CUDA build of torch: install one."
     if _CUDA_NAME.fullmatch(name):
         return f"lib{name} is the CUDA toolkit's: install that part of it, or name its directory with -L."
-    package = next((package for package, (_, library) in _PACKAGES.items() if library == name), "")
-    hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
-    return f"Install lib{name}'s development package{hint}, or add -L with its directory to the linker's flags."
+    return f"Install lib{name}'s development package, or add -L with its directory to the linker's flags."
 
 
 # The first that fits is taken.

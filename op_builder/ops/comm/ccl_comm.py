@@ -12,8 +12,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops.comm.ccl_communicator import ADDRESS_BYTES, Address, CCLWork, Communicator
 from op_builder.ops.declare import host_recipe, native_spec, system_check
-from op_builder.plan import BuildPlan, PlanFacts
-from op_builder.recipe import plan_of
+from op_builder.plan import ForeignLibrary
 from op_builder.spec import OpFamily
 from op_builder.system.outcomes import CheckOutcome, guarded
 from op_builder.toolchains.oneccl import build_check, find_oneccl, load_check, open_oneccl, require_oneccl
@@ -212,10 +211,10 @@ _NOT_ON = (
 )
 
 
-def _plan(facts: PlanFacts) -> BuildPlan:
-    """The plan with oneCCL from ``CCL_ROOT``, from PyPI's wheels or from the system."""
+def _libraries() -> tuple[ForeignLibrary, ...]:
+    """oneCCL from ``CCL_ROOT``, from PyPI's wheels or from the system."""
     found = find_oneccl()
-    return plan_of(_RECIPE if found is None else _RECIPE._replace(libraries=(found.as_library,)), facts)
+    return () if found is None else (found.as_library,)
 
 
 def _build_checks(cache: Cache) -> list[CheckOutcome]:
@@ -239,7 +238,7 @@ OP = OpFamily(
     host=native_spec(
         _RECIPE,
         CCLCommModule,
-        plan=_plan,
+        libraries=_libraries,
         checks=_build_checks,
         load_checks=_load_checks,
         open_libraries=_open_libraries,

@@ -18,6 +18,8 @@ from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError
+from op_builder.load.decision import decide
+from op_builder.load.load import load
 from op_builder.report.collect import op_row
 from tests.support.builds import cached_or_built
 from tests.support.compilers import needs_gxx, program
@@ -116,6 +118,20 @@ def test_a_cache_on_a_noexec_mount_is_refused_by_the_report_and_by_load(
             builder.load()
         assert "noexec" in caught.value.remedy
         assert "ACCEL_CACHE_DIR" in caught.value.remedy
+
+
+def test_a_wheel_on_a_noexec_mount_is_refused_by_the_report_and_by_load(small: SmallBuilder, tmp_path: Path) -> None:
+    entry = cached_or_built(small)
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "noexec", "tmpfs") as disk, env.scope(ACCEL_JIT="0"):
+        root = disk / "_prebuilt"
+        shutil.copytree(entry.directory.parent, root / "ops" / "small" / entry.directory.parent.name)
+        spec, cache = small.spec()._replace(prebuilt_roots=(root,)), Cache(tmp_path / "empty")
+        decision = decide(spec, lambda: cache)
+        assert decision.rejection is not None
+        assert decision.prebuilt is not None
+        assert "noexec" in str(decision.prebuilt.rejection)
+        with pytest.raises(IncompatibleOpError, match="ACCEL_JIT=0"):
+            load(spec, cache)
 
 
 REPORT = """

@@ -220,6 +220,24 @@ def test_an_authors_check_may_wait_for_a_thread_that_loads_the_same_op(tmp_path:
         assert len({id(each.result(60)) for each in load}) == 1
 
 
+def test_an_authors_method_may_wait_for_a_thread_that_uses_another_op(tmp_path: Path) -> None:
+    is_planning, other_is_done = threading.Event(), threading.Event()
+    small = make_small(tmp_path / "op", Cache(tmp_path / "cache"))
+
+    class Waits(SmallBuilder):
+        def sources(self) -> list[str]:
+            is_planning.set()
+            assert other_is_done.wait(30)  # as for a module that the other thread imports
+            return super().sources()
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(Waits(small.directory, small.cache).is_compatible)
+        assert is_planning.wait(30)
+        assert small.is_compatible()
+        other_is_done.set()
+        assert waiting.result(30)
+
+
 def test_when_opening_fails_the_waiting_threads_try_one_after_the_other() -> None:
     opening: list[int] = []
     most = 0
@@ -303,7 +321,9 @@ def test_an_authors_rejection_prevents_a_build_and_no_existing_binary(tmp_path: 
     assert added(rejecting.load()) == 7.0
 
 
-def test_the_opinion_of_one_author_does_not_hide_that_of_another_op(small: SmallBuilder) -> None:
+def test_the_opinion_of_one_author_does_not_hide_that_of_another_op(tmp_path: Path) -> None:
+    small = make_small(tmp_path / "op", Cache(tmp_path / "cache"))
+
     class Never(SmallBuilder):
         def load_checks(self) -> list[CheckOutcome]:
             return [Failed("device", Rejection("There is none.", "Buy one."))]

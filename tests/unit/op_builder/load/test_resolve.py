@@ -117,6 +117,7 @@ class GivenFacts(NamedTuple):
     toolset: Any = "g++"
     unavailable: Rejection | None = None
     no_build: Rejection | None = None
+    no_load: Rejection | None = None
     is_python: bool = False
     machine: Any = SimpleNamespace(**MACHINE)
 
@@ -129,8 +130,11 @@ class GivenFacts(NamedTuple):
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         return iter(self.in_cache)
 
+    def loading(self) -> Rejection | None:
+        return self.no_load
+
     def building(self) -> Rejection | None:
-        return self.no_build
+        return self.no_build or self.no_load
 
 
 NO = Rejection("no")
@@ -147,6 +151,7 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
         (EVERYWHERE, ["loaded", "prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(unavailable=NO), []),
         (EVERYWHERE._replace(no_build=NO), ["loaded", "prebuilt", "cached"]),
+        (EVERYWHERE._replace(no_load=NO), ["loaded"]),
         (GivenFacts(is_python=True), ["python"]),
         (GivenFacts(is_python=True, no_build=NO), []),
         (EVERYWHERE._replace(opened_entries=((OPEN, NO),)), ["prebuilt", "cached", "build"]),

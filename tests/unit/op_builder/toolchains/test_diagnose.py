@@ -167,14 +167,14 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         # headers
         ("a.cpp:7:5: error: 'foo' was not declared", "a.cpp:7:5: error: 'foo' was not declared", ""),
         ('k.cu(5): error: identifier "x" is undefined', 'k.cu(5): error: identifier "x" is undefined', ""),
-        ("x.h:3:10: fatal error: libaio.h: No such file or directory", "x.h:3:10", "apt-get install libaio-dev"),
+        ("x.h:3:10: fatal error: libaio.h: No such file or directory", "x.h:3:10", "package that has libaio.h"),
         ("a.cpp:1:10: fatal error: Python.h: No such file or directory", "Python.h", "python3-dev"),
         ("a.cpp:1:10: fatal error: 'acme.h' file not found", "a.cpp:1:10", "that has acme.h"),
         ("a.cpp:1:10: fatal error: cuda_runtime.h: No such file or directory", "a.cpp", "CUDA toolkit"),
         ('k.cu(1): catastrophic error: cannot open source file "nope.h"', "k.cu(1)", "that has nope.h"),
         ("cc1plus: fatal error: my/a.cpp: No such file or directory", "cc1plus", "a.cpp is missing"),
         # libraries
-        ("/usr/bin/ld: cannot find -laio: No such file or directory", "-laio", "apt-get install libaio-dev"),
+        ("/usr/bin/ld: cannot find -laio: No such file or directory", "-laio", "libaio's development package"),
         ("/usr/bin/ld: skipping incompatible libx.so\n/usr/bin/ld: cannot find -lx", "cannot find", "libx's"),
         ("/usr/bin/ld: cannot find -lcudart: No such file or directory", "-lcudart", "CUDA toolkit"),
         # symbols
