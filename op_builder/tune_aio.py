@@ -147,11 +147,15 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
 
 
 def _rejected_engines() -> dict[str, str]:
+    rejected: dict[str, str] = _async_io().rejected_engines()
+    return rejected
+
+
+def _async_io() -> Any:
     from op_builder.ops.declare import load_host
     from op_builder.ops.io.async_io import OP
 
-    rejected: dict[str, str] = load_host(OP).rejected_engines()
-    return rejected
+    return load_host(OP)
 
 
 def search(
@@ -212,10 +216,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
     Raises:
         AccelError: the directory cannot be written.
     """
-    import torch  # --help and bad options need neither
-
-    from op_builder.ops.declare import load_host
-    from op_builder.ops.io.async_io import OP
+    import torch  # --help and bad options do not need it
 
     try:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
@@ -224,7 +225,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
             f"A file cannot be created in {directory}: {error.strerror}.", "Pass a directory that this user can write."
         ) from None
     with file:
-        module, descriptor = load_host(OP), file.fileno()
+        module, descriptor = _async_io(), file.fileno()
         first = module.aio_handle()
         buffer = first.new_cpu_locked_tensor(min(_PIECE_BYTES, size_bytes), torch.empty(0, dtype=torch.uint8))
         buffer.random_()  # devices may store zeros without writing them

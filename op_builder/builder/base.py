@@ -27,7 +27,8 @@ from op_builder.plan import Binding, BuildPlan, PlanFacts
 from op_builder.recipe import Recipe, normalized, plan_of, text_list
 from op_builder.spec import OpSpec, opened_library
 from op_builder.system.computed_once import computed_once
-from op_builder.system.outcomes import Rejection
+from op_builder.system.cpu_isa import architecture_flag, simd_define
+from op_builder.system.outcomes import Passed, Rejection
 from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
@@ -132,7 +133,6 @@ class OpBuilder(ABC):
     def build_checks(self) -> list[CheckOutcome]:
         """Checks of everything that compiling the op needs."""
         from op_builder.engine.checks import build_checks
-        from op_builder.system.outcomes import Passed
 
         if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
             return [Passed("implementation", "its own load(), which compiles nothing")]
@@ -307,14 +307,10 @@ class OpBuilder(ABC):
 
     def cpu_arch(self) -> str:
         """Compiler flag for this CPU's architecture level, by name, so that the key contains it."""
-        from op_builder.system.cpu_isa import architecture_flag
-
         return architecture_flag()
 
     def simd_width(self) -> str:
         """``-D__AVX512__``, ``-D__AVX256__`` or ``-D__SCALAR__`` for this CPU."""
-        from op_builder.system.cpu_isa import simd_define
-
         return simd_define()
 
     def torch_version(self) -> tuple[int, int]:

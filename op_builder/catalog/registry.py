@@ -17,6 +17,7 @@ from op_builder.builder.base import OpBuilder
 from op_builder.catalog.builders import DeclaredBuilder, DeclaredCPUBuilder, declared_builder, unavailable_builder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, families, family_of
 from op_builder.errors import UnknownOpError
+from op_builder.load.lookup import without_compiling
 from op_builder.messages import did_you_mean
 from op_builder.spec import OUR_PACKAGES, OpFamily
 from op_builder.system.outcomes import Rejection
@@ -136,8 +137,6 @@ def registered_packages(package: str) -> "list[RegisteredPackage]":
 def all_builders(package: str) -> dict[str, OpBuilder]:
     """{op name: builder instance} of every op in a fixed order: this project's, the device's, the registered ones."""
     classes = {name: find_builder(builder, package) for name, builder in NAMES.items()}
-    from op_builder.load.lookup import without_compiling
-
     with without_compiling():  # an installed package may load its op when it is imported
         packages: list[DevicePackage | RegisteredPackage] = [device_package(package), *registered_packages(package)]
     for found in packages:

@@ -24,6 +24,7 @@ from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
 from op_builder.system.file_contents import mapping_error
+from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
     import ctypes
@@ -139,7 +140,6 @@ def open_torch_globally() -> None:
     import ctypes
 
     from op_builder.system.target import library_file
-    from op_builder.system.torch_install import torch_install
 
     for name in ("torch_cpu", "torch_python"):
         ctypes.CDLL(str(torch_install().library_dir / library_file(name, "darwin")), mode=ctypes.RTLD_GLOBAL)

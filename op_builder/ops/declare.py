@@ -16,6 +16,7 @@ from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.plan import Binding, BuildPlan, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe, plan_of
 from op_builder.spec import OpFamily, OpSpec
+from op_builder.system.cpu_isa import chosen_isa
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
 from op_builder.system.torch_install import parse_release
 
@@ -80,8 +81,6 @@ def native_spec(
         own = load_checks(cache) if load_checks is not None else []
         if env.ACCEL_CPU_ISA.raw() is None or f"csrc/kernels/{_ISA_SOURCE}" not in recipe.sources:
             return own  # the baseline kernels work on every CPU
-        from op_builder.system.cpu_isa import chosen_isa
-
         return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa())), *own]
 
     def own_plan(facts: PlanFacts) -> BuildPlan:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from op_builder.command_line import printable, reports_errors, run_main
+from op_builder.errors import AccelError
 
 if TYPE_CHECKING:
     from op_builder.report.extension_file import ExtensionFile
@@ -145,8 +146,6 @@ def _trial(
     file: ExtensionFile, release: str, predicted: dict[str, str] | None, options: argparse.Namespace
 ) -> dict[str, Any]:
     """The prediction for a release, and with ``--run`` what happened; ``agrees`` is None if one of them is missing."""
-    from op_builder.errors import AccelError
-
     trial: dict[str, Any] = {"predicted": predicted, "happened": None, "agrees": None}
     if options.run:
         from op_builder.report.trial import load_with
