@@ -144,7 +144,10 @@ def check_wheel(wheel: Path, scratch: Path) -> None:
 
 
 def platform_rejection(promised: str, audit: Mapping[str, Any]) -> str:
-    """How the platform tag of a wheel differs from what auditwheel found in it; empty if it fits."""
+    """How the platform tag of a wheel differs from what auditwheel found in it; empty if it fits.
+
+    auditwheel itself would refuse torch's libraries, which a wheel of ops finds in the installed torch.
+    """
     tags = (re.fullmatch(r"manylinux_(\d+)_(\d+)_(.*)", tag) for tag in (promised, audit["sym_tag"]))
     (major, minor, machine), found = (tag.groups() if tag is not None else ("0", "0", "") for tag in tags)
     if machine != found[2] or (int(major), int(minor)) < (int(found[0]), int(found[1])):
@@ -156,7 +159,10 @@ def platform_rejection(promised: str, audit: Mapping[str, Any]) -> str:
 
 
 def bill_of_materials(wheel: Path, sums: Mapping[str, str], epoch: int) -> str:
-    """The CycloneDX document of a release: its files, and the requirements in the metadata of ``wheel``."""
+    """The CycloneDX document of a release: its files, and the requirements in the metadata of ``wheel``.
+
+    The command cyclonedx-py describes an environment, and knows no hashes of files.
+    """
     from cyclonedx import model
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType

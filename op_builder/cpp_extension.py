@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.builder.base import log_steps
-from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts, require_binding
+from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
 from op_builder.load.load import load_entry
 from op_builder.load.resolve import WITHOUT_PREBUILT
@@ -191,6 +191,10 @@ def _load(
     missing = [path for path in include_dirs if not os.path.exists(path)]
     if missing:
         logger.warning("%s: these directories of extra_include_paths do not exist: %s.", function, ", ".join(missing))
+    if with_cuda and not uses_cuda:
+        cuda = find_cuda(Cache().memo)
+        include_dirs.append(str(cuda.home / "include"))
+        words["extra_ldflags"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
     builder = (GivenCUDABuilder if uses_cuda else GivenBuilder)(
         _module_name(function, name),
         texts,
@@ -201,10 +205,6 @@ def _load(
         include_dirs=include_dirs,
         files=files,
     )
-    if with_cuda and not isinstance(builder, CUDAOpBuilder):
-        cuda = find_cuda(builder.cache.memo)
-        builder.include_dirs.append(str(cuda.home / "include"))
-        builder.flags["link"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
     directory = None if build_directory is None else _made_directory(function, build_directory)
     steps = log_steps(builder.name, verbose)
     entry, loaded = load_entry(builder.spec(), builder.cache, steps, WITHOUT_PREBUILT)

@@ -1,7 +1,8 @@
 """The launcher, ``accel-launch`` = ``python -m accelerator.launch``: ranks bound to cores, on one machine or many.
 
 ``topology``, ``binding``, ``hosts`` and ``plan`` are functions of their arguments. ``torchrun``, ssh, mpirun or srun
-starts the processes. :func:`plan_binding` serves other launchers.
+starts the processes. :func:`plan_binding` serves other launchers. Hosts files, ssh, MPI and Slurm take a quarter of the
+lines.
 """
 
 from __future__ import annotations
