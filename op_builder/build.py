@@ -41,7 +41,11 @@ _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled"
 @reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
     """The command line; returns the exit status: 0, 1 if an op failed, 2 for any other error."""
-    parser = argparse.ArgumentParser(prog=prog, description="Compile ops into the cache, before they are loaded.")
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Compile ops into the cache, before they are loaded.",
+        epilog=f"Examples: '{prog} cpu_adam', '{prog} --all'.",
+    )
     parser.add_argument(
         "ops",
         nargs="*",

@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         prog=prog,
         description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and "
         "submission modes. Reads and writes a scratch file without the page cache, and removes it.",
-        epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
+        epilog=f"Example: '{prog} /mnt/disk --quick'. The settings are for aio_handle(**json.load(file)) and "
+        "TensorStore(directory, aio=json.load(file)).",
     )
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
@@ -195,7 +196,7 @@ def search(
     if not measured:
         settings, reason = next(iter(failed.items()))
         raise AccelError(
-            f"Nothing could be measured. {settings}: {reason}", "See `python -m op_builder.report --op async_io`."
+            f"Nothing could be measured. {settings}: {reason}", "See `python -m op_builder.report async_io`."
         )
     finalists = [*(best for engine in grid.engines for best in best_of(engine)), *(one.settings for one in medians())]
     chosen = list(dict.fromkeys(finalists))[:_FINALISTS]
