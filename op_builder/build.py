@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBuilder]) -> int:
     """Have pip build the project's wheel with these ops, or with all; returns the exit status."""
     if not Path("pyproject.toml").is_file():
-        raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the project of the ops.")
+        raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the directory of the ops' project.")
     if importlib.util.find_spec("pip") is None:
         raise AccelError(f"pip is not installed in {sys.prefix}.", "Install pip there.")
     switches = {variable_of(builder): "1" for builder in builders}

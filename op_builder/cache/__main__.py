@@ -312,7 +312,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("clear", "remove everything: entries, logs, locks, memos")
     export = add("export", "write entries into a file for another machine", "ops.tar cpu_adam")
     export.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    export.add_argument("ops", nargs="*", metavar="OP", help="only its entries, such as cpu_adam")
+    export.add_argument("ops", nargs="*", default=[], metavar="OP", help="only its entries, such as cpu_adam")
     add("import", "add the entries of an exported file", "ops.tar").add_argument(
         "file", type=Path, metavar="FILE", help="the file that export wrote"
     )

@@ -65,14 +65,14 @@ def _missing_file(found: re.Match[str], command: str) -> str:
     if _NEEDS_TORCH_BINDING.fullmatch(name) and _STABLE_BINDING in command:
         return f"Ops of Binding.STABLE cannot use {name}: omit it, or declare BINDING = Binding.TORCH."
     if name == "Python.h":
-        return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
+        return "Install the Python headers (Debian and Ubuntu: `apt-get install python3-dev`)."
     if _CUDA_NAME.fullmatch(name):
         return (
             f"{name} is the CUDA toolkit's, whose headers are used only for ops with a .cu source: install the "
             "toolkit, or add its directory to the include directories."
         )
     package = next((package for package, (header, _) in _PACKAGES.items() if header == name), "")
-    hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
+    hint = f" (Debian and Ubuntu: `apt-get install {package}`)" if package else ""
     return f"Install the package that has {name}{hint}, or add its directory to the include directories."
 
 
@@ -83,7 +83,7 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
     if _CUDA_NAME.fullmatch(name):
         return f"lib{name} is the CUDA toolkit's: install that part of it, or name its directory with -L."
     package = next((package for package, (_, library) in _PACKAGES.items() if library == name), "")
-    hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
+    hint = f" (Debian and Ubuntu: `apt-get install {package}`)" if package else ""
     return f"Install lib{name}'s development package{hint}, or add -L with its directory to the linker's flags."
 
 
