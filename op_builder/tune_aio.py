@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     console = Console(stderr=True)
+    if not console.is_terminal:  # where no status is shown
+        console.print(f"Measuring {', '.join(engines)} with a file of {size_text(size_bytes)}...")
     with console.status("writing the scratch file") as status, bench(options.directory, size_bytes, seconds) as measure:
         found, failed = search(grid, measure, lambda settings: status.update(f"measuring {' '.join(_row(settings))}"))
     try:

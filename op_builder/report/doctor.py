@@ -63,9 +63,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _check_file(Path(files[0]), options)
     if options.torch or options.run:
         parser.error("--torch and --run need a file")
+    from rich.console import Console
+
     from op_builder.report.collect import diagnosis
 
-    found = diagnosis(options.ops)
+    with Console(stderr=True).status("Checking..."):
+        found = diagnosis(options.ops)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
