@@ -132,7 +132,7 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
             if not any(f"/{PREBUILT_DIRECTORY}/" in name for name in zipfile.ZipFile(wheel).namelist()):
                 raise AccelError(
                     f"The project's build backend put no op into {wheel.name}, so the wheel was removed.",
-                    'Use the backend accel_ops_build, as the pyproject.toml of "accel-ops new" does.',
+                    "Use the backend accel_ops_build, as the pyproject.toml of `accel-ops new` does.",
                 )
             os.makedirs(directory, exist_ok=True)
             shutil.move(wheel, os.path.join(directory, wheel.name))
