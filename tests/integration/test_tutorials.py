@@ -25,7 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     directory = tmp_path_factory.mktemp("tutorials")
     made = make_environment(directory / "environment")
     made.add_pip()
-    made.pip("install", copy_sources(tmp_path_factory, directory / "checkout"))
+    made.pip("install", "numpy", copy_sources(tmp_path_factory, directory / "checkout"))
     return made
 
 
