@@ -18,7 +18,7 @@ from op_builder.catalog.index import markdown_table  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
-IN_SOURCES_ONLY = "In a checkout, `make docs` fills in the generated parts of this page.\n"
+IN_SOURCES_ONLY = re.compile(r"^In a checkout, `make docs` .*\n", re.MULTILINE)
 HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
 CELL, TEXT = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=>)[^<]+")
 BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line in a table may end
@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
     if page.file.src_uri == "reference/ops.md":
         markdown = markdown.replace("<!-- generated: ops -->", markdown_table())
-    markdown = markdown.replace(IN_SOURCES_ONLY, "")
+    markdown = IN_SOURCES_ONLY.sub("", markdown)
     markdown = HELP.sub(lambda command: command_help(command[1]), markdown)
     return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
 

@@ -41,7 +41,11 @@ _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled"
 @reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
     """The command line; returns the exit status: 0, 1 if an op failed, 2 for any other error."""
-    parser = argparse.ArgumentParser(prog=prog, description="Compile ops into the cache, before they are loaded.")
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Compile ops into the cache, before they are loaded.",
+        epilog=f"Examples: '{prog} cpu_adam', '{prog} --all'.",
+    )
     parser.add_argument(
         "ops",
         nargs="*",
@@ -113,7 +117,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBuilder]) -> int:
     """Have pip build the project's wheel with these ops, or with all; returns the exit status."""
     if not Path("pyproject.toml").is_file():
-        raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the project of the ops.")
+        raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the directory of the ops' project.")
     if importlib.util.find_spec("pip") is None:
         raise AccelError(f"pip is not installed in {sys.prefix}.", "Install pip there.")
     switches = {variable_of(builder): "1" for builder in builders}
@@ -128,7 +132,7 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
             if not any(f"/{PREBUILT_DIRECTORY}/" in name for name in zipfile.ZipFile(wheel).namelist()):
                 raise AccelError(
                     f"The project's build backend put no op into {wheel.name}, so the wheel was removed.",
-                    'Use the backend accel_ops_build, as the pyproject.toml of "accel-ops new" does.',
+                    "Use the backend accel_ops_build, as the pyproject.toml of `accel-ops new` does.",
                 )
             os.makedirs(directory, exist_ok=True)
             shutil.move(wheel, os.path.join(directory, wheel.name))

@@ -21,7 +21,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
-    """``Did you mean A, B or C?`` with the most similar of the known names; empty if none is similar.
+    """``Did you mean A, B or C?`` with the most similar of the known names, or some that begin with the name, or empty.
 
     Args:
         common: a part that all names have. It does not count, because it would make all of them similar.
@@ -31,6 +31,7 @@ def did_you_mean(name: str, known: Iterable[str], common: str = "") -> str:
     by_distinct = {each.replace(common, ""): each for each in known}
     wanted = name.replace(common, "")
     near = [wanted] if wanted in by_distinct else difflib.get_close_matches(wanted, by_distinct)
+    near = near or [each for each in by_distinct if each.startswith(f"{wanted}_")][:3]
     names = [by_distinct[each] for each in near]
     first = ", ".join(names[:-1])
     return f"Did you mean {f'{first} or ' if first else ''}{names[-1]}?" if names else ""

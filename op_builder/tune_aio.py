@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         prog=prog,
         description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and "
         "submission modes. Reads and writes a scratch file without the page cache, and removes it.",
-        epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
+        epilog=f"Example: '{prog} /mnt/disk --quick'. The settings are for aio_handle(**json.load(file)) and "
+        "TensorStore(directory, aio=json.load(file)).",
     )
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
@@ -98,6 +99,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     console = Console(stderr=True)
+    if not console.is_terminal:  # where no status is shown
+        console.print(f"Measuring {', '.join(engines)} with a file of {size_text(size_bytes)}...")
     with console.status("writing the scratch file") as status, bench(options.directory, size_bytes, seconds) as measure:
         found, failed = search(grid, measure, lambda settings: status.update(f"measuring {' '.join(_row(settings))}"))
     try:
@@ -199,7 +202,7 @@ def search(
     if not measured:
         settings, reason = next(iter(failed.items()))
         raise AccelError(
-            f"Nothing could be measured. {settings}: {reason}", "See `python -m op_builder.report --op async_io`."
+            f"Nothing could be measured. {settings}: {reason}", "See `python -m op_builder.report async_io`."
         )
     finalists = [*(best for engine in grid.engines for best in best_of(engine)), *(one.settings for one in medians())]
     chosen = list(dict.fromkeys(finalists))[:_FINALISTS]

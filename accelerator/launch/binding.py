@@ -49,7 +49,7 @@ def parse_core_list(text: str) -> frozenset[int]:
     if not cpus:
         raise BindingError(
             f"CPU list {text!r}: expected numbers and ranges of CPUs, such as 0-51,56-107.",
-            "'accel-launch --show_topology' shows the CPUs of this machine.",
+            "`accel-launch --show_topology` shows the CPUs of this machine.",
         )
     return cpus
 

@@ -148,7 +148,7 @@ def _read_trusted(path: Path) -> str | Rejection | None:
                 reason = _why_untrusted(path, status)
                 if not reason:
                     return text_of(path, file.read())
-        return Rejection(reason, "Own the file and its directory, and run 'chmod go-w' on both.")
+        return Rejection(reason, "Own the file and its directory, and run `chmod go-w` on both.")
     except FileNotFoundError:  # a link to nowhere
         return None
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import time
@@ -19,11 +20,13 @@ from op_builder.cache.removal import folder
 from op_builder.cache.store import Cache
 from op_builder.command_line import parse_size, printable, reports_errors, run_main
 from op_builder.errors import AccelError, CacheError
-from op_builder.messages import counted, size_text
+from op_builder.messages import counted, did_you_mean, size_text
 from op_builder.system.outcomes import Rejection
 
 _NO_GROUP = (1 << 32) - 1  # (gid_t)-1: no group; no id is larger
 _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_NOT_READABLE = "of another version of accel-ops, or damaged"
+_TIME_WORDS = {"s": "second", "m": "minute", "h": "hour", "d": "day"}
 
 Answer = tuple[int, Any, str]
 """The exit status, the JSON data and the text of a command."""
@@ -40,6 +43,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         _require_readable(cache.root)
     if options.command in ("prune", "clear"):
         cache.require_ours()
+    _require_entries(cache, getattr(options, "ops", []))
     status, data, text = _COMMANDS[options.command](cache, options)
     print(json.dumps(data, indent=2) if options.json else printable(text))
     return status
@@ -57,18 +61,28 @@ def _require_readable(root: Path) -> None:
         ) from None
 
 
-def _list(cache: Cache, _: argparse.Namespace) -> Answer:
-    found, others = eviction.usages(cache), eviction.other_bytes(cache)
+def _require_entries(cache: Cache, ops: Sequence[str]) -> None:
+    present = {usage.op for usage in eviction.usages(cache)} if ops else set()
+    for op in ops:
+        if op not in present:
+            raise AccelError(
+                f"The cache {cache.root} has no entry of {op!r}. {did_you_mean(op, present)}".rstrip(),
+                f"`python -m op_builder.cache list` shows all entries; `python -m op_builder.build {op}` makes one.",
+            )
+
+
+def _list(cache: Cache, options: argparse.Namespace) -> Answer:
+    found, others = eviction.usages(cache, options.ops), eviction.other_bytes(cache)
     width = max((len(usage.op) for usage in found), default=2) + 2
-    lines = [f"{'op':<{width}}{'key':<14}{'size':>10}  {'last used':<12}{'built in':>9}  torch"]
+    lines = [f"{'op':<{width}}{'key':<14}{'size':>10}  {'last used':<16}{'built in':>9}  torch"]
     for usage in found:
         line = (
-            f"{usage.op:<{width}}{usage.path.name[:12]:<14}{size_text(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
+            f"{usage.op:<{width}}{usage.path.name[:12]:<14}{size_text(usage.size_bytes):>10}  {_ago(usage.used_at):<16}"
         )
         if usage.entry is not None:
-            lines.append(f"{line}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch or 'none'}")
+            lines.append(f"{line}{usage.entry.manifest.build_s:>7.1f} s  {usage.entry.manifest.torch or 'none'}")
         else:
-            lines.append(f"{line}{'':>9}  of another version of accel-ops, or damaged")
+            lines.append(f"{line}{'':>9}  {_NOT_READABLE}")
     size, other_size = size_text(sum(usage.size_bytes for usage in found)), size_text(others)
     lines.append(
         f"{_entries(found)}, {size} in {cache.root}; also {other_size} of logs, entries set aside, locks and memos"
@@ -78,26 +92,23 @@ def _list(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _info(cache: Cache, options: argparse.Namespace) -> Answer:
-    entries = [(usage, usage.entry) for usage in eviction.usages(cache, options.op)]
-    found = [(usage, entry) for usage, entry in entries if entry is not None]
-    if not found:
-        raise AccelError(
-            f"Op {options.op!r} has no entry in {cache.root}.", "`python -m op_builder.cache list` shows all entries."
-        )
-    blocks = []
-    for usage, entry in found:
-        manifest = entry.manifest
+    blocks, data = [], []
+    for usage in eviction.usages(cache, options.ops):
+        if usage.entry is None:
+            blocks.append(f"{'directory':<16} {usage.path}: {_NOT_READABLE}")
+            continue
+        manifest = usage.entry.manifest
         rows = {
             "directory": usage.path,
             "binary": f"{manifest.artifact}, {manifest.size_bytes} bytes, sha256 {manifest.sha256}",
-            "built": f"{manifest.built_at} in {manifest.build_s} s with torch {manifest.torch or 'none'}",
+            "built": f"{manifest.built_at} in {manifest.build_s:.1f} s with torch {manifest.torch or 'none'}",
             "tried": manifest.check,
             "last used": _ago(usage.used_at),
             **manifest.key_parts,
             "headers": ", ".join(header.path for header in manifest.headers) or "none",
         }
         blocks.append("\n".join(f"{name:<16} {value}" for name, value in rows.items()))
-    data = [{**_facts(usage), "manifest": json.loads(entry.manifest.to_json())} for usage, entry in found]
+        data.append({**_facts(usage), "manifest": json.loads(manifest.to_json())})
     return 0, data, "\n\n".join(blocks)
 
 
@@ -144,13 +155,16 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
 
 
 def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
-    if options.max_size is None and options.older_than is None and not options.unused:
-        raise AccelError(
-            "prune needs a criterion.", "Pass --max-size, --older-than or --unused; clear removes everything."
-        )
+    older_than = options.older_than
+    if options.max_size is None and older_than is None and not options.unused:
+        if not options.ops:
+            raise AccelError(
+                "prune needs a criterion.", "Pass ops, --max-size, --older-than or --unused; clear removes everything."
+            )
+        older_than = -math.inf
     freed = eviction.sweep_small(cache)
     removable, protected = eviction.surplus(
-        cache, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused
+        cache, max_size_bytes=options.max_size, older_than_s=older_than, unused=options.unused, ops=options.ops
     )
     data, text = _removed(cache, removable, freed)
     data["kept"] = [str(usage.path) for usage in protected]
@@ -166,14 +180,10 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _export(cache: Cache, options: argparse.Namespace) -> Answer:
-    built = list(cache.entries())
-    if options.ops:
-        entries = [entry for entry in built if entry.manifest.op in options.ops]
-    else:
-        entries = [entry for entry in built if entry.manifest.kind != "header"]
-    missing = " ".join(sorted(set(options.ops) - {entry.manifest.op for entry in entries}))
-    if missing:
-        raise AccelError(f"Not in the cache: {missing}.", f"Build first: `python -m op_builder.build {missing}`.")
+    ops = options.ops
+    entries = [
+        entry for entry in cache.entries() if (entry.manifest.op in ops if ops else entry.manifest.kind != "header")
+    ]
     count = export_bundle(cache, entries, options.file)
     data = {"file": str(options.file), "entries": count, "size_bytes": options.file.stat().st_size}
     return 0, data, f"{_entries(entries)} written to {options.file} ({size_text(data['size_bytes'])})."
@@ -251,15 +261,24 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="List, verify, remove, export, import and share built ops.",
+        epilog=f"Example: '{prog} list'.",
         parents=[common],
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, help_text: str) -> argparse.ArgumentParser:
-        description = f"{help_text[0].upper()}{help_text[1:]}."
-        return commands.add_parser(name, parents=[common], help=help_text, description=description)
+    def add(name: str, help_text: str, example: str = "", ops: str = "") -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            parents=[common],
+            help=help_text,
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
+            epilog=f"Example: '{f'{prog} {name} {example}'.rstrip()}'.",
+        )
+        if ops:
+            command.add_argument("ops", nargs=ops, metavar="OP", help="only its entries, such as cpu_adam")
+        return command
 
-    init = add("init", "make a cache for several users")
+    init = add("init", "make a cache for several users", "--readers --directory /srv/ops")
     sharers = init.add_mutually_exclusive_group(required=True)
     sharers.add_argument(
         "--shared",
@@ -268,17 +287,17 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="the members of this group read and write it; each of them can run code as the others",
     )
     sharers.add_argument("--readers", action="store_true", help="all users read it; only you write it")
-    add("list", "list all entries, the most recently used first")
-    add("info", "show everything about the entries of one op").add_argument(
-        "op", metavar="OP", help="its name, such as cpu_adam"
-    )
+    add("list", "list the entries, the most recently used first", ops="*")
+    add("info", "show everything about the entries of an op", "cpu_adam", ops="+")
     verify = add("verify", "check every binary; set damaged entries aside")
     verify.add_argument(
         "--rebuild", action="store_true", help="also compile each op again, and report binaries with other bytes"
     )
     prune = add(
         "prune",
-        "remove entries by size, age or use, logs and set-aside entries first; keep those used within a minute",
+        "remove entries by op, size, age or use, logs and set-aside entries first; keep those used within a minute",
+        "--older-than 30d",
+        ops="*",
     )
     prune.add_argument(
         "--max-size",
@@ -291,10 +310,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     prune.add_argument("--unused", action="store_true", help="remove all but the most recently used entry of each op")
     add("clear", "remove everything: entries, logs, locks, memos")
-    export = add("export", "write entries into a file for another machine")
+    export = add("export", "write entries into a file for another machine", "ops.tar cpu_adam")
     export.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    export.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
-    add("import", "add the entries of an exported file").add_argument(
+    export.add_argument("ops", nargs="*", default=[], metavar="OP", help="only its entries, such as cpu_adam")
+    add("import", "add the entries of an exported file", "ops.tar").add_argument(
         "file", type=Path, metavar="FILE", help="the file that export wrote"
     )
     return parser
@@ -350,7 +369,7 @@ def _ago(moment: float) -> str:
     seconds = max(0.0, time.time() - moment)
     for unit, length in reversed(_TIME_UNITS_S.items()):
         if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
+            return f"{counted(round(seconds / length), _TIME_WORDS[unit])} ago"
     return "now"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +74,17 @@ class Usage(Item):
         return self.place[1]
 
 
-def usages(cache: Cache, op: str | None = None) -> list[Usage]:
-    """All entries with their use, the most recently used first; also those of other versions of accel-ops."""
-    readable = {entry.directory: entry for entry in cache.entries(op)}
+def usages(cache: Cache, ops: Collection[str] = ()) -> list[Usage]:
+    """The entries with their use, the most recently used first; also those of other versions of accel-ops.
+
+    Args:
+        ops: only their entries; empty for all.
+    """
+    readable = {entry.directory: entry for entry in cache.entries()}
     found = []
     for place in places(cache.root, OPS):
         path = cache.home.joinpath(*place)
-        if op in (None, place[1]):
+        if not ops or place[1] in ops:
             used_at = _modified_at(path / MANIFEST) or _modified_at(path)
             found.append(Usage(path, place, size_bytes(path), used_at, readable.get(path)))
     return sorted(found, key=lambda usage: usage.used_at, reverse=True)
@@ -100,6 +104,7 @@ def surplus(
     max_size_bytes: int | None = None,
     older_than_s: float | None = None,
     unused: bool = False,
+    ops: Collection[str] = (),
     grace_s: float = _JUST_USED_S,
 ) -> tuple[list[Item], list[Usage]]:
     """The items to remove, and the entries that would be removed if they were not used recently.
@@ -110,13 +115,14 @@ def surplus(
         max_size_bytes: leftovers, and then the least recently used entries, are removed down to this size.
         older_than_s: remove what was not used for this many seconds.
         unused: remove all entries of each op but the last used.
+        ops: only their entries, and no leftovers; empty for all.
         grace_s: keep entries that were used within so many seconds.
     """
     now = file_system_now(cache.home)
     removable: list[Item] = []
     protected: list[Usage] = []
     newer_bytes, kept_ops = 0, set()
-    for item in (*usages(cache), *leftovers(cache)):
+    for item in (*usages(cache, ops), *([] if ops else leftovers(cache))):
         usage = item if isinstance(item, Usage) else None
         age_s = now - item.used_at
         idle_s = abs(age_s)  # a wrong clock may have left a time in the future, which protects nothing

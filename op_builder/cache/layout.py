@@ -186,7 +186,7 @@ def location_rejection(root: Path) -> Rejection | None:
         names = None
     if not _is_signed(root):
         if names is None:
-            return Rejection(f"{root} cannot be listed, so it may contain files of yours.", f"Run: chmod u+r {root}.")
+            return Rejection(f"{root} cannot be listed, so it may contain files of yours.", f"Run `chmod u+r {root}`.")
         # A new file system has lost+found, and a killed process may have left temporary files.
         foreign = sorted(
             name for name in names if name != "lost+found" and not re.fullmatch(re.escape(_FRESH) + _RANDOM, name)

@@ -140,7 +140,7 @@ def _mode_rejection(place: str, status: os.stat_result, group: int | None) -> Re
     if status.st_mode & (0o002 if shared else _WRITABLE_BY_OTHERS):
         return Rejection(
             f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}).",
-            f"Run: chmod go-w {place}. {TO_SHARE}",
+            f"Run `chmod go-w {place}`. {TO_SHARE}",
         )
     return None
 

@@ -110,7 +110,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     )
     parser.add_argument("--json", action="store_true", help="print JSON, of all known caches")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    printed = commands.add_parser("env", help="print the variables that put all caches below ROOT")
+    printed = commands.add_parser(
+        "env",
+        help="print the variables that put all caches below ROOT",
+        epilog=f"Example: '{prog} env /data/jit'.",
+    )
     printed.add_argument("root", metavar="ROOT", type=Path, help="a directory, which need not exist")
     printed.add_argument("--json", action="store_true", help="print them as JSON")
     options = parser.parse_args(arguments)

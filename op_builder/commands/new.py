@@ -40,7 +40,11 @@ class NewPackageError(AccelError):
 @reports_errors
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.new") -> int:
     """The command line; returns the exit status: 0, or 2 if nothing was created."""
-    parser = argparse.ArgumentParser(prog=prog, description="Create a package with a native op of your own.")
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Create a package with a native op of your own.",
+        epilog=f"Example: '{prog} my_ops --cuda'.",
+    )
     parser.add_argument("name", metavar="NAME", help="the package's name as Python imports it, such as my_ops")
     parser.add_argument("--cuda", action="store_true", help="add the op for CUDA tensors")
     parser.add_argument("--sycl", action="store_true", help="add the op for XPU tensors, which also runs on the CPU")

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         "engine and the cache of accel-ops. Child processes do the same. The arguments are those of Python. With "
         "--compiles, the program runs unchanged, and a table lists the compilers that it and its children start; the "
         "program may then also be a command of another language.",
+        epilog=f"Examples: '{prog} train.py', '{prog} --compiles report -- -m my.train'.",
         usage=f"{prog} [-h] [--compiles {{{','.join(MODES)}}} [--json FILE] --] "
         "[OPTION ...] (SCRIPT | -m MODULE) [ARGUMENT ...]",
     )

@@ -95,7 +95,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         if options.on_start or ledger.mode_and_file() or logger.isEnabledFor(logging.INFO):
             _report_miss(plan, key, cache, options)
         jobs = job_count(plan)
-        position = _Position(lambda: [source.label for source in plan.sources])
+        position = _Position(lambda: list(dict.fromkeys(source.label for source in plan.sources)))
         with _announced_if_long(plan, jobs, options, position) as options:
             attempt = _Build(plan, toolset, cache, options, find_ninja(), jobs, position)
             try:
@@ -126,7 +126,7 @@ class _Position:
     done: str = "0 steps done"
 
     def __str__(self) -> str:
-        names = list(dict.fromkeys(self.unfinished()))
+        names = self.unfinished()
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         return f"{self.done}, not yet compiled: {', '.join(names[:_MOST_NAMES])}{more}" if names else self.done
 
@@ -227,7 +227,7 @@ class _Build:
                 self.position.unfinished = list
         except ToolchainError as error:  # the build timed out
             waiting = _unfinished(steps, staging)
-            at = f"compiling {', '.join(dict.fromkeys(waiting))}" if waiting else "linking"
+            at = f"compiling {', '.join(waiting)}" if waiting else "linking"
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
 
@@ -313,9 +313,9 @@ class _Build:
 
 
 def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[str]:
-    """The labels of the objects that are not compiled yet; a source in parts has several."""
+    """The labels of the steps that are not done yet."""
     finished = finished_outputs(staging)
-    return [step.source.label for step in steps if step.object_name not in finished]
+    return [step.label for step in steps if step.object_name not in finished]
 
 
 def _files_in(staging: Path) -> set[str]:

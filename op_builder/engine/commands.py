@@ -42,9 +42,14 @@ PRECOMPILED_DIRECTORY = "precompiled"
 
 @dataclass(frozen=True)
 class CompileStep:
-    """One source to one object; paths of the outputs are relative to the staging directory."""
+    """One source to one object; paths of the outputs are relative to the staging directory.
+
+    Attributes:
+        label: of the source; one that is compiled several times with other flags has parts, which are numbered.
+    """
 
     source: Source
+    label: str
     object_name: str
     command: tuple[str, ...]
 
@@ -112,7 +117,10 @@ def compile_steps(
     maps = _prefix_maps(plan, directory)
     # -I comes before torch's -isystem. A precompiled header replaces many headers, which the key counts.
     header = [f"-I{PRECOMPILED_DIRECTORY}", "-fpch-deps"] if precompiled else []
+    paths = [source.path for source in plan.sources]
     for index, source in enumerate(plan.sources):
+        parts, earlier = paths.count(source.path), paths[:index].count(source.path)
+        label = f"{source.label} (part {earlier + 1} of {parts})" if parts > 1 else source.label
         stem = re.sub(r"[^\w.+-]", "_", source.path.stem, flags=re.ASCII)
         object_name = f"{index}_{stem}.o"
         output = ["-MD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
@@ -130,7 +138,7 @@ def compile_steps(
             flags = [flag for flag in (*plan.cxx_flags, *source.flags) if is_cxx or not _ONLY_CXX.match(flag)]
             command = [*_compile_cxx(plan, flags, toolset, maps), *language]
         # -MD, not -MMD: a system header, such as libaio.h, can change the binary like one of the op's own.
-        steps.append(CompileStep(source, object_name, (*command, *output)))
+        steps.append(CompileStep(source, label, object_name, (*command, *output)))
     return tuple(steps)
 
 

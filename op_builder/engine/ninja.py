@@ -112,7 +112,7 @@ def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[Compile
 
     # The directory is new, so that every step runs once: ninja needs neither the sources nor the headers.
     for step in steps:
-        add(step.object_name, (), step.command, f"compile {step.source.label}")
+        add(step.object_name, (), step.command, f"compile {step.label}")
     for name, command in commands.stand_ins.items():
         add(name, (), command, f"prepare linking with {name}")
     objects = [step.object_name for step in commands.compile_steps]

@@ -222,7 +222,7 @@ def _other_tvm_ffi(manifest: Manifest, machine: Machine) -> Rejection | None:
     if built_with is None or built_with == machine.tvm_ffi:
         return None
     if not machine.tvm_ffi:
-        remedy = f"Install it: pip install apache-tvm-ffi=={built_with}."
+        remedy = f"Install it: `pip install apache-tvm-ffi=={built_with}`."
         return Rejection(f"It needs apache-tvm-ffi {built_with}, which cannot be imported.", remedy)
     return Rejection(f"It was built with apache-tvm-ffi {built_with}, this is {machine.tvm_ffi}.")
 

@@ -17,15 +17,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Show which ops are installed and compatible, with reasons and remedies, and this machine's tools.",
-        epilog="Exit status: 0, or 2 if the op is unknown or no accelerator can be used, such as for an unknown "
-        "ACCEL_ACCELERATOR.",
+        epilog=f"Example: '{prog} cpu_adam'. Exit status: 0, or 2 if an op is unknown or no accelerator can be used, "
+        "such as for an unknown ACCEL_ACCELERATOR.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")
     parser.add_argument(
-        "--op",
-        metavar="NAME",
-        help="show one op's plan, commands and checks (cpu_adam, CPUAdamBuilder or package.module:Builder)",
+        "ops",
+        nargs="*",
+        metavar="OP",
+        help="show the plan, commands and checks of this op: cpu_adam, CPUAdamBuilder or package.module:Builder",
     )
+    parser.add_argument("--op", action="append", default=[], metavar="OP", help="the same as OP")
+    parser.add_argument("--json", action="store_true", help="print JSON: one object, or one per OP; sizes are bytes")
     options = parser.parse_args(arguments)
     from rich.console import Console
 
@@ -34,18 +36,20 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
     require_supported(sys.platform)
     console = Console(soft_wrap=False)
-    if options.op is not None:
-        data, show = explain(find_op(options.op)), print_explanation
-    elif options.json:
-        data, show = report(), print_report
-    else:
-        # The first report of a machine compiles small programs, which takes a few seconds.
-        with Console(stderr=True).status("Checking...") as status:
-            data, show = report(lambda name: status.update(f"Checking {name}...")), print_report
-    if options.json:
-        print(json.dumps(data, indent=2))
-    else:
-        show(data, console)
+    builders = [find_op(name) for name in (*options.ops, *options.op)]
+    # The first report of a machine compiles small programs, which takes a few seconds.
+    with Console(stderr=True).status("Checking...") as status:
+
+        def progress(name: str) -> None:
+            status.update(f"Checking {name}...")
+
+        found = list(map(explain, builders)) or [report(progress)]
+    show = print_explanation if builders else print_report
+    for data in found:
+        if options.json:
+            print(json.dumps(data, indent=2))
+        else:
+            show(data, console)
     error = accelerator_error()
     if error is not None:
         print(error, file=sys.stderr)

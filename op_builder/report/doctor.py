@@ -28,9 +28,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         description="List what does not work on this machine, with the reason and a remedy. For the file of a native "
         "extension or a wheel, list the releases of torch, the Pythons, systems and CPUs with which it loads, and the "
         "symbols that decide; nothing of it is executed.",
-        epilog="Exit status: 1 if a named op does not work, no accelerator can be used, a library in the file does not "
-        "load here, the wheel's tag does not fit, or --run contradicts the prediction; 2 if an op is unknown, the file "
-        "cannot be read, or --run cannot create an environment; otherwise 0.",
+        epilog=f"Example: '{prog} cpu_adam'. Exit status: 1 if a named op does not work, no accelerator can be used, "
+        "a library in the file does not load here, the wheel's tag does not fit, or --run contradicts the prediction; "
+        "2 if an op is unknown, the file cannot be read, or --run cannot create an environment; otherwise 0.",
     )
     parser.add_argument(
         "ops",
@@ -64,9 +64,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _check_file(Path(files[0]), options)
     if options.torch or options.run:
         parser.error("--torch and --run need a file")
+    from rich.console import Console
+
     from op_builder.report.collect import diagnosis
 
-    found = diagnosis(options.ops)
+    with Console(stderr=True).status("Checking..."):
+        found = diagnosis(options.ops)
     if options.json:
         print(json.dumps(found, indent=2))
     else:

@@ -237,8 +237,9 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
         return f"ignored: {entry['rejected']} ({entry['directory']})"
     return (
         f"yes: {entry['directory']}, {size_text(entry['size_bytes'])}, "
-        f"built {entry['built_at']} in {entry['build_s']} s "
-        f"with torch {entry['torch'] or 'none'} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
+        f"built {entry['built_at']} in {entry['build_s']:.1f} s "
+        f"with torch {entry['torch'] or 'none'} by {' and '.join(entry['compilers'])}, "
+        f"{counted(entry['headers'], 'header')}; "
         f"{entry['check']}; fits torch {entry['torch_needed']}"
     )
 

@@ -97,7 +97,7 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     if compiler.is_zig:
         reason = f"{compiler.path} compiles with libc++, which CUDA's headers refuse."
         return Failed(
-            "nvcc", Rejection(reason, "Install g++ (Debian and Ubuntu: apt-get install g++), or set CXX to it.")
+            "nvcc", Rejection(reason, "Install g++ (Debian and Ubuntu: `apt-get install g++`), or set CXX to it.")
         )
     sources = {"probe.cu": "#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n"}
     archs = gencode_flags(plan.cuda_archs)
@@ -158,7 +158,7 @@ def _includes_torch(plan: BuildPlan) -> bool:
 
 def _cxx_remedy(failure: str) -> str:
     if "fatal error: new:" in failure or "'new' file not found" in failure:
-        return "Install the C++ standard library's headers (Debian and Ubuntu: apt-get install g++)."
+        return "Install the C++ standard library's headers (Debian and Ubuntu: `apt-get install g++`)."
     if "wrote no" in failure:
         return WROTE_NOTHING
     return diagnose(failure).remedy or "Install a working g++ or clang++ and set CXX to it."

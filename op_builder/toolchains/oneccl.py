@@ -22,8 +22,8 @@ from op_builder.system.records import Memo
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
 
 _INSTALL = "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'"
-INSTALL_REMEDY = f"Install oneCCL: {_INSTALL}, or set CCL_ROOT to an installation."
-_REINSTALL_REMEDY = f"Reinstall it: {_INSTALL} --force-reinstall; or set CCL_ROOT to another installation."
+INSTALL_REMEDY = f"Install oneCCL: `{_INSTALL}`, or set CCL_ROOT to an installation."
+_REINSTALL_REMEDY = f"Reinstall it: `{_INSTALL} --force-reinstall`, or set CCL_ROOT to another installation."
 _HEADERS, _OPENS = "oneCCL headers", "oneCCL opens"
 _SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
 _LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")

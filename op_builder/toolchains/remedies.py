@@ -53,7 +53,7 @@ def _missing_file(found: re.Match[str], command: str) -> str:
     if _NEEDS_TORCH_BINDING.fullmatch(name) and _STABLE_BINDING in command:
         return f"Ops of Binding.STABLE cannot use {name}: omit it, or declare BINDING = Binding.TORCH."
     if name == "Python.h":
-        return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
+        return "Install the Python headers (Debian and Ubuntu: `apt-get install python3-dev`)."
     if _CUDA_NAME.fullmatch(name):
         return (
             f"{name} is the CUDA toolkit's, whose headers are used only for ops with a .cu source: install the "

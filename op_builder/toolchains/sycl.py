@@ -233,8 +233,8 @@ def device_check(memo: Memo) -> CheckOutcome:
         _DEVICE,
         Rejection(
             f"The SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
-            "Install Intel's OpenCL runtime for CPUs: pip install intel-opencl-rt; if OCL_ICD_FILENAMES is set, unset "
-            "it or have it name libintelocl.so.",
+            "Install Intel's OpenCL runtime for CPUs: `pip install intel-opencl-rt`. If OCL_ICD_FILENAMES is set, "
+            "unset it or set it to the path of libintelocl.so.",
         ),
     )
 

@@ -85,7 +85,7 @@ class Compiler(NamedTuple):
         return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
 
 
-INSTALL_GXX = "Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: conda install gxx"
+INSTALL_GXX = "Debian and Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`"
 
 
 def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: bool = False) -> Compiler:
@@ -122,7 +122,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: boo
         f"No C++ compiler: CXX={text!r} needs the package ziglang, which is not installed."
         if named is not None
         else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
-        f"Install one ({INSTALL_GXX}{'' if needs_libstdcxx else '; or pip install ziglang'}), or set CXX.",
+        f"Install one ({INSTALL_GXX}{'' if needs_libstdcxx else '; or `pip install ziglang`'}), or set CXX.",
     )
 
 

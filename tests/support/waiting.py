@@ -28,7 +28,7 @@ def wait_until_asleep(process: int, thread: int | None = None) -> None:
 
 
 def has_ended(process: int) -> bool:
-    """Whether a process runs no more; nobody need have waited for it."""
+    """Whether a process has ended, even if its parent has not waited for it."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

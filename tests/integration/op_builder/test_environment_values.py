@@ -27,7 +27,7 @@ def _in_a_directory_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def _uses(small: SmallBuilder) -> list[Callable[[], object]]:
     return [
         small.load,
-        lambda: report(["--op", "cpu_sgd"]),
+        lambda: report(["cpu_sgd"]),
         lambda: cache_command(["list"]),
         lambda: build(["no_such_op"]),
     ]

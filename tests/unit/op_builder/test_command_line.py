@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from op_builder import __main__ as command
 from tests.support.foreign_package import python
 
-COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "launch")
+COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "run", "caches", "launch")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> str:
@@ -20,7 +22,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) ->
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_itself_by_the_name_that_was_used(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, name, "--help", status=0).startswith(f"usage: accel-ops {name} [")
+    text = printed(capsys, name, "--help", status=0)
+    assert text.startswith(f"usage: accel-ops {name} [")
+    assert re.search(r"(Examples?|examples|In\s+a\s+shell):\s", text)
     assert f"    {name} " in printed(capsys, "--help", status=0)
     assert command.main([]) == 0
     assert f"    {name} " in capsys.readouterr().out
@@ -36,6 +40,6 @@ def test_an_unknown_command_is_an_error_with_near_matches(
 
 
 def test_python_runs_it_as_a_module() -> None:
-    done = python("-m", "op_builder", "report", "--op", "no_such_op")
+    done = python("-m", "op_builder", "report", "no_such_op")
     assert done.returncode == 2
     assert "no_such_op" in done.stderr

@@ -21,6 +21,7 @@ def test_near_matches_are_found_without_what_all_names_have_in_common() -> None:
     assert did_you_mean("XyzBuilder", known, common="Builder") == ""
     assert did_you_mean("x", []) == ""
     assert did_you_mean("lst", ["last", "list", "lsti"]) == "Did you mean lsti, list or last?"
+    assert did_you_mean("halves", ["halves_add_rms_norm", "cpu_adam"]) == "Did you mean halves_add_rms_norm?"
 
 
 def test_a_warning_appears_once_in_a_process(caplog: pytest.LogCaptureFixture) -> None:

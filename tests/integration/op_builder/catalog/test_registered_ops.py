@@ -107,7 +107,7 @@ def test_the_commands_know_the_ops_and_where_they_come_from(acme: str, capsys: p
     assert build.main(["--json", "--force", "AcmeScaleBuilder"]) == 0
     (built,) = json.loads(capsys.readouterr().out)["ops"]
     assert (built["op"], built["status"]) == ("acme_scale", "built")
-    assert report_main(["--json", "--op", "acme_scale"]) == 0
+    assert report_main(["--json", "acme_scale"]) == 0
     assert json.loads(capsys.readouterr().out)["cached"]
     assert report_main(["--json"]) == 0
     data = json.loads(capsys.readouterr().out)

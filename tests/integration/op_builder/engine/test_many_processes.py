@@ -84,7 +84,7 @@ def test_waiting_processes_name_the_builder_and_take_over_when_it_dies(
     assert f"Still waiting for process {builder}" in caplog.text
     assert len(cache.entries()) == 1
     (lock,) = (cache.home / "locks").glob("quick-*")
-    assert lock.read_text() == "", "nobody builds it any more"
+    assert lock.read_text() == "", "no process builds it any more"
 
 
 @pytest.mark.usefixtures("builder")

@@ -111,9 +111,14 @@ def test_a_source_in_parts_is_compiled_once_for_each_and_is_one_file(
         "#else\nint part(void) { return ACCEL_PART; }\n#endif\n"
     )
     recipe = Recipe("value", Binding.C, sources=(str(source),), parts={str(source): 2})
+    steps = set()
     with caplog.at_level(logging.INFO):
-        assert value(build_library(recipe, cache_root=root)) == 1
+        built = build_library(recipe, cache_root=root, progress=lambda _done, _total, step: steps.add(step))
+    assert value(built) == 1
     assert "'value' (1 file, " in caplog.text
+    assert {step for step in steps if step.startswith("compile")} == {
+        f"compile {source.name} (part {part} of 2)" for part in (1, 2)
+    }
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_an_unknown_accelerator_is_an_error_and_the_ops_are_still_listed() -> No
     assert "abacus" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["report --op cpu_adam", "doctor", "doctor cpu_adam"])
+@pytest.mark.parametrize("arguments", ["report cpu_adam", "doctor", "doctor cpu_adam"])
 def test_the_exit_status_shows_an_unknown_accelerator(arguments: str) -> None:
     done = python("-m", "op_builder", *arguments.split(), ACCEL_ACCELERATOR="abacus")
     assert done.returncode != 0
@@ -68,14 +68,14 @@ def test_the_exit_status_shows_an_unknown_accelerator(arguments: str) -> None:
 
 
 def test_one_op_is_explained_with_plan_commands_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "--op", "cpu_adam"]) == 0
+    assert main(["--json", "cpu_adam"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert any("cpu/adam.cpp" in source["label"] for source in data["plan"]["sources"])
     stand_ins_and_link = 3
     assert len(data["commands"]) == len(data["plan"]["sources"]) + stand_ins_and_link
     assert all(check["passed"] for check in data["checks"])
     assert data["key"]["parts"]["op"] == "cpu_adam"
-    assert main(["--op", "CPUAdamBuilder"]) == 0
+    assert main(["CPUAdamBuilder"]) == 0
     shown = capsys.readouterr().out
     assert "cpu/adam.cpp" in shown
     assert "-shared" in shown
@@ -168,7 +168,7 @@ def test_an_unusable_builder_is_an_error(
     own: Path, name: str, cause: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with importable(own, "report_own"):
-        assert main(["--op", name]) == 2
+        assert main([name]) == 2
     errors = capsys.readouterr().err
     assert all(text in errors for text in (repr(name), cause, remedy))
 

@@ -149,7 +149,7 @@ def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_store_that_cannot_be_reached(comm: ShareMemCommModule, rank: int) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and no listen(): nobody answers there, and nobody else can serve there
+        taken.bind(("127.0.0.1", 0))  # no listen(): no process answers there, and none can serve there
         port = taken.getsockname()[1]
         fresh = ShareMemCommModule(comm.ops)
         with (

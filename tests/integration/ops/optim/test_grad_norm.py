@@ -54,7 +54,7 @@ def test_a_norm_is_within_the_bound_of_float64(adam_of_isa, dtype):
 
 def test_the_norm_of_many_tensors_is_that_of_all_their_elements_for_any_number_of_threads(adam_of_isa):
     tensors = [random_values(numel, FLOATS[i % 3], i) for i, numel in enumerate(LENGTHS)]
-    bound = bound_of(sum(LENGTHS) + 2**16 * len(LENGTHS))  # a piece for each tensor besides
+    bound = bound_of(sum(LENGTHS) + 2**16 * len(LENGTHS))  # and a piece for each tensor
     prepared = prepared_with_grads(adam_of_isa, tensors)
     norms = set()
     for count in (1, 2, 3, 4):

@@ -62,14 +62,20 @@ def test_list_shows_op_size_and_use_with_options_before_or_after_it(
         assert [entry["op"] for entry in entries] == ["small", "small", "other"]
         assert all(entry["size_bytes"] > SIZE for entry in entries)
     publish(filled, bytes(SIZE), op="an_op_with_a_long_name")
-    assert re.search(r"an_op_with_a_long_name  \w{12} (.|\n)*d ago(.|\n)*4 entries", output(capsys, filled, "list"))
+    assert [entry["op"] for entry in command(capsys, filled, "list", "other")["entries"]] == ["other"]
+    assert re.search(r"an_op_with_a_long_name  \w{12} (.|\n)*days ago(.|\n)*4 entries", output(capsys, filled, "list"))
 
 
 def test_info_shows_the_key(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     (facts,) = command(capsys, filled, "info", "other")
     assert facts["manifest"]["key_parts"]["op"] == "small"
     assert "c++ compiler" in output(capsys, filled, "info", "other")
-    assert "absent" in output(capsys, filled, "info", "absent", status=2)
+
+
+@pytest.mark.parametrize("command", [["list"], ["info"], ["prune"], ["export", "ops.tar"]])
+def test_a_misspelled_op_is_an_error(capsys: pytest.CaptureFixture[str], filled: Cache, command: list[str]) -> None:
+    assert "Did you mean small?" in output(capsys, filled, *command, "smal", status=2)
+    assert len(filled.entries()) == 3
 
 
 # Damage -------------------------------------------------------------------------------------
@@ -105,6 +111,13 @@ def test_prune_by_age_size_and_use(capsys: pytest.CaptureFixture[str], filled: C
     command(capsys, filled, "prune", "--unused")
     assert [entry.manifest.op for entry in filled.entries()] == ["small"], "the last used of each op stays"
     assert len(command(capsys, filled, "prune", "--older-than", "12h")["removed"]) == 1
+
+
+def test_prune_of_an_op_keeps_the_others(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    oldest = usages(filled, ["small"])[-1]
+    assert command(capsys, filled, "prune", "small", "--older-than", "36h")["removed"] == [str(oldest.path)]
+    command(capsys, filled, "prune", "small")
+    assert [entry.manifest.op for entry in filled.entries()] == ["other"]
 
 
 def test_prune_without_a_criterion_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
