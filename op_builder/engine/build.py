@@ -8,11 +8,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from op_builder import env
 from op_builder.cache.compare import nearest_miss
@@ -21,7 +20,6 @@ from op_builder.cache.failures import disk_full
 from op_builder.cache.key import BuildKey, PlanKey, Roots, plan_key, plan_parts, saved_since
 from op_builder.cache.layout import LOGS
 from op_builder.cache.store import Cache, Entry, StagingGoneError
-from op_builder.command_line import printable
 from op_builder.engine import precompiled
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, CompileStep, build_commands
 from op_builder.engine.kernels import compile_kernels
@@ -32,7 +30,7 @@ from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system import ledger
-from op_builder.system.file_lock import try_lock
+from op_builder.system.file_lock import ANNOUNCE_EVERY_S, SILENT_S, lock_within, owner_written
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.flags import named_statuses, refuse_output
 from op_builder.toolchains.jobs import JobBudget, job_count
@@ -40,10 +38,6 @@ from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
 
-# When a build, or waiting for another process's build, is first reported, and the longest time until the next report.
-_SILENT_S = 2.0
-_ANNOUNCE_EVERY_S = 10.0
-_POLL_S = 0.05
 _ATTEMPTS = 3
 _RECOVERY_S = 1.0  # until the memory and the processes of killed compilers are free again
 _LOG = "build.log"
@@ -159,20 +153,17 @@ class _Build:
                 restored = set() if attempt or self.options.force else objects.restore(key, staging)
                 commands = self._commands(staging)
                 known = _files_in(staging) | commands.outputs | {self.plan.artifact_name, _LOG}
-                named = named_statuses(flags, staging)
+                outputs = [self.plan.artifact_name, *(step.object_name for step in commands.compile_steps)]
+                named = named_statuses(flags, staging, outputs)
+                steps = [step for step in commands.compile_steps if step.object_name not in restored]
                 try:
-                    self._compile(commands, staging, restored, known)
+                    self._compile(commands, steps, staging, known)
                 finally:
                     others = sorted(_files_in(staging) - known)
-                    present = named_statuses(flags, staging)
+                    present = named_statuses(flags, staging, outputs)
                     saved = [name for name, now in present.items() if named.get(name) != now]
                     finished = finished_outputs(staging)
-                    ended = {*restored, *finished}
-                    killed = tuple(
-                        name.removesuffix(".o")
-                        for name in (step.object_name for step in commands.compile_steps)
-                        if name not in ended
-                    )
+                    killed = tuple(step.object_name.removesuffix(".o") for step in _unfinished(steps, staging))
                     # A killed compiler leaves files that begin with its object's name.
                     if not saved and all(name.startswith(killed) for name in others) and self._has_same_sources(key):
                         objects.store(key, staging, finished, started_ns)
@@ -208,11 +199,10 @@ class _Build:
         has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
         return build_commands(self.plan, self.toolset, staging, precompiled=has_header)
 
-    def _compile(self, commands: BuildCommands, staging: Path, restored: Container[str], known: set[str]) -> None:
-        """Run the commands, except for the objects in ``restored``; ``known`` are the files that they may write."""
-        steps = [step for step in commands.compile_steps if step.object_name not in restored]
+    def _compile(self, commands: BuildCommands, steps: Sequence[CompileStep], staging: Path, known: set[str]) -> None:
+        """Run ``steps`` of the compile steps, and the others; ``known`` are the files that they may write."""
         write_file(self.plan, commands, steps, staging)
-        self.position.unfinished = lambda: _unfinished(steps, staging)
+        self.position.unfinished = lambda: [step.label for step in _unfinished(steps, staging)]
         budget = self.options.budget or JobBudget(self.jobs)
         try:
             with budget.take(self.jobs, self.options.cancel) as jobs:
@@ -226,7 +216,7 @@ class _Build:
                 self._run(steps, staging, jobs, known)
                 self.position.unfinished = list
         except ToolchainError as error:  # the build timed out
-            waiting = _unfinished(steps, staging)
+            waiting = self.position.unfinished()
             at = f"compiling {', '.join(waiting)}" if waiting else "linking"
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
@@ -312,10 +302,15 @@ class _Build:
         return str(kept)
 
 
-def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[str]:
-    """The labels of the steps that are not done yet."""
+def _require_not_cancelled(options: BuildOptions) -> None:
+    if options.cancel.is_set():
+        raise BuildCancelled("The build was cancelled before it began.")
+
+
+def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[CompileStep]:
+    """The steps whose objects are not compiled yet; a source in parts has several."""
     finished = finished_outputs(staging)
-    return [step.label for step in steps if step.object_name not in finished]
+    return [step for step in steps if step.object_name not in finished]
 
 
 def _files_in(staging: Path) -> set[str]:
@@ -347,10 +342,10 @@ def _announced_if_long(
             options.progress(done, total, step)
 
     def report() -> None:
-        started, wait_s = time.monotonic(), _SILENT_S
+        started, wait_s = time.monotonic(), SILENT_S
         while not ended.wait(wait_s):
             logger.warning("Still building %s: %s (%.0f s).", what, position, time.monotonic() - started)
-            wait_s = min(3 * wait_s, _ANNOUNCE_EVERY_S)
+            wait_s = min(3 * wait_s, ANNOUNCE_EVERY_S)
 
     reporter = threading.Thread(target=report, name="accel-ops build", daemon=True)
     with contextlib.suppress(RuntimeError):  # no thread may start here, but perhaps a compiler
@@ -374,57 +369,15 @@ def _only_builder(cache: Cache, key: PlanKey, op: str, options: BuildOptions) ->
         BuildCancelled: it was cancelled while it waited.
     """
     name = f"{op}-{key.digest}.lock"
+    # No build may take longer: its process was stopped, or its host is down and the lock was not released.
+    longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if options.timeout_s is None else options.timeout_s
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(cache.lock_file(name))
-            if _wait_for_lock(file, op, options):
-                _write_owner(file, f"process {os.getpid()} on {os.uname().nodename}")
-                stack.callback(_write_owner, file, "")
+            if lock_within(file, longest_s, f"builds op '{op}'", lambda: _require_not_cancelled(options)):
+                stack.enter_context(owner_written(file))
         except CacheError:
             raise
         except OSError as error:
             logger.debug("no lock %s: %s", name, error)
         yield
-
-
-def _wait_for_lock(file: IO[str], op: str, options: BuildOptions) -> bool:
-    """Take the lock of ``file``, logging now and then which process has it; False if that took too long.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
-    started = time.monotonic()
-    # No build may take longer: its process was stopped, or its host is down and the lock was not released.
-    longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get() if options.timeout_s is None else options.timeout_s
-    next_s = _SILENT_S
-    while True:
-        if try_lock(file):
-            return True
-        waited_s = time.monotonic() - started
-        if options.cancel.is_set():
-            raise BuildCancelled("The build was cancelled before it began.")
-        if waited_s >= longest_s:
-            logger.warning(
-                "Gave up waiting for %s, which builds op '%s' (%.0f s); building it here, too.",
-                *(_owner(file), op, waited_s),
-            )
-            return False
-        if waited_s >= next_s:
-            next_s = min(3 * next_s, next_s + _ANNOUNCE_EVERY_S)
-            logger.warning("Still waiting for %s, which builds op '%s' (%.0f s).", _owner(file), op, waited_s)
-        time.sleep(_POLL_S)
-
-
-def _owner(file: IO[str]) -> str:
-    """The process that has the lock, as it has written into the file."""
-    with contextlib.suppress(OSError, ValueError):
-        file.seek(0)
-        return printable(file.read(200)) or "another process"
-    return "another process"
-
-
-def _write_owner(file: IO[str], text: str) -> None:
-    with contextlib.suppress(OSError):
-        file.truncate(0)
-        file.write(text)
-        file.flush()

@@ -56,25 +56,63 @@ def _is_traced_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and is_traced()
 
 
+def _scalar(value: Any) -> Any:
+    """The number in an array or a tensor of one element; any other value as it is.
+
+    Raises:
+        TypeError: it has several elements, or none in memory.
+    """
+    if isinstance(value, (int, float)) or not hasattr(value, "item"):
+        return value
+    try:
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            require_memory("A tensor that is read as a number", value)
+        return value.item()
+    except OpArgumentError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise TypeError(str(error)) from None
+
+
 def _float(value: Any) -> float:
-    """Convert a number or a one-element tensor, but no text."""
-    if isinstance(value, str | bytes | bytearray):
+    """Convert a number, or an array or tensor of one element, but no text; a TypeError for any other value."""
+    number = _scalar(value)
+    if isinstance(number, (str, bytes, bytearray)):
         raise TypeError("text is not a number")
-    if isinstance(value, torch.Tensor) and not value.is_meta:
-        require_memory("A tensor that is read as a number", value)
-    return float(value)
+    try:
+        return float(number)
+    except (ValueError, OverflowError) as error:
+        raise TypeError(str(error)) from None
+
+
+def _index(value: Any) -> int:
+    """Convert an integer, or an array or tensor of one, but no bool; a TypeError for any other value."""
+    number = _scalar(value)
+    if isinstance(number, bool):
+        raise TypeError("a bool is not an int")
+    return operator.index(number)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return _float(value)
+    except TypeError:
+        raise OpArgumentError(f"{name} is {value!r}, which is not a number.", f"Pass {name} as a float.") from None
+
+
+def positive_number(name: str, value: SupportsFloat) -> float:
+    """Convert a number, or an array or tensor of one element, to a float above 0, or raise an OpArgumentError."""
+    number = _number(name, value)
+    if not number > 0:
+        raise OpArgumentError(f"{name} is {number}; it must be above 0.", f"Pass a {name} above 0.")
+    return number
 
 
 def finite_number(name: str, value: SupportsFloat) -> float:
-    """Convert a number or a one-element tensor to a finite float of at least 0, or raise an OpArgumentError."""
+    """Convert a number, or an array or tensor of one element, to a finite float >= 0, or raise an OpArgumentError."""
     if _is_traced_tensor(value):
         return cast(float, value)
-    try:
-        number = cast(float, value) if is_traced() else _float(value)
-    except OpArgumentError:
-        raise
-    except (TypeError, ValueError, RuntimeError):
-        raise OpArgumentError(f"{name} is {value!r}, which is not a number.", f"Pass {name} as a float.") from None
+    number = cast(float, value) if is_traced() else _number(name, value)
     if not 0 <= number <= sys.float_info.max:
         raise OpArgumentError(
             f"{name} is {number}; it must be finite and at least 0.", f"Pass a finite {name} of at least 0."
@@ -92,32 +130,40 @@ def fraction(name: str, value: SupportsFloat) -> float:
     return number
 
 
+def checked_number(name: str, value: SupportsFloat) -> float:
+    """An optimizer's number as a float; an OpArgumentError unless a beta is in [0, 1), another finite and >= 0."""
+    return (fraction if name.startswith("beta") else finite_number)(name, value)
+
+
 def checked_numbers(**numbers: SupportsFloat) -> dict[str, float]:
-    """An optimizer's numbers by name; raises an OpArgumentError unless betas are in [0, 1), others finite, >= 0."""
-    return {
-        name: (fraction if name.startswith("beta") else finite_number)(name, value) for name, value in numbers.items()
-    }
+    """An optimizer's numbers by name, each as from :func:`checked_number`."""
+    return {name: checked_number(name, value) for name, value in numbers.items()}
 
 
-def check_betas(betas: Any) -> None:
-    """Raise an OpArgumentError unless this is a pair of numbers in [0, 1)."""
+def checked_option(name: str, value: Any) -> Any:
+    """A group's number as from :func:`checked_number`; a tensor stays one, because schedulers change it in place."""
+    number = checked_number(name, value)
+    return value if isinstance(value, torch.Tensor) else number
+
+
+def checked_betas(betas: Any) -> tuple[Any, ...]:
+    """A pair of numbers in [0, 1), each as from :func:`checked_option`, or an OpArgumentError."""
     try:
         beta1, beta2 = betas if isinstance(betas, Sequence) else ()
     except (TypeError, ValueError):
         raise OpArgumentError(
             f"betas is {betas!r}; it must be two numbers.", "Pass two numbers, for example betas=(0.9, 0.999)."
         ) from None
-    fraction("betas[0]", beta1)
-    fraction("betas[1]", beta2)
+    pair = checked_option("betas[0]", beta1), checked_option("betas[1]", beta2)
+    # The same object, so that a step finds that no option has changed.
+    return betas if isinstance(betas, tuple) and all(map(operator.is_, pair, betas)) else pair
 
 
 def step_count(what: str, step: Any) -> float:
     """A number or a tensor of one element as a float; an OpArgumentError unless it is whole and at least 0."""
     try:
         number = _float(step)
-    except OpArgumentError:
-        raise
-    except (TypeError, ValueError, RuntimeError):  # not a number, or a tensor of several
+    except TypeError:
         number = math.nan
     if not (number.is_integer() and 0 <= number <= LAST_STEP):
         raise OpArgumentError(
@@ -142,10 +188,10 @@ def step_number(step: object) -> int:
         return cast(int, step)
     remedy = "Pass the number of this update, counted from 1."
     try:
-        number = cast(int, step) if is_traced() else operator.index(step)  # type: ignore[arg-type]
+        number = cast(int, step) if is_traced() else _index(step)
     except TypeError:
         raise OpArgumentError(f"step is {step!r}, which is not an int.", remedy) from None
-    if isinstance(step, bool) or not 1 <= number <= LAST_STEP:
+    if not 1 <= number <= LAST_STEP:
         raise OpArgumentError(f"step is {step!r}; steps count from 1 to 2**53.", remedy)
     return number
 
@@ -153,22 +199,22 @@ def step_number(step: object) -> int:
 def switch(name: str, value: object) -> bool:
     """``value`` as a bool, or an OpArgumentError: to Python the text "no" is true."""
     try:
-        is_switch = value in (False, True)
-    except (RuntimeError, ValueError):  # an array or a tensor of several elements
-        is_switch = False
-    if not is_switch:
+        given = _scalar(value)
+    except TypeError:
+        given = None
+    if given not in (False, True):
         raise OpArgumentError(f"{name} is {value!r}; True or False is required.", f"Pass {name} as a bool.")
-    return bool(value)
+    return bool(given)
 
 
 def whole_number(name: str, value: object, remedy: str = "") -> int:
     """Convert an integer, but not a bool, to an int of 64 bits, or raise an OpArgumentError."""
     remedy = remedy or f"Pass {name} as an int of 64 bits."
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = _index(value)
     except TypeError:
         raise OpArgumentError(f"{name} is {value!r}, which is not an int.", remedy) from None
-    if isinstance(value, bool) or not -(2**63) <= number < 2**63:
+    if not -(2**63) <= number < 2**63:
         raise OpArgumentError(f"{name} is {value!r}, which is not an int of 64 bits.", remedy)
     return number
 
@@ -176,10 +222,10 @@ def whole_number(name: str, value: object, remedy: str = "") -> int:
 def bounded_int(name: str, value: object, least: int, most: int | None, remedy: str) -> int:
     """Python's, NumPy's or torch's int, but no bool, from ``least`` to ``most``, or an OpArgumentError."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = _index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or number < least or (most is not None and number > most):
+    if number < least or (most is not None and number > most):
         limits = f"of at least {least}" if most is None else f"of {least} to {most}"
         raise OpArgumentError(f"{name} is {value!r}; an int {limits} is required.", remedy)
     return number

@@ -9,6 +9,8 @@ writable, the fact is computed again. Of processes that lack the same fact, one 
 """
 
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import os
@@ -17,10 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from op_builder import env
 from op_builder.system.file_contents import replace_text
-from op_builder.system.file_lock import lock_within, try_lock
+from op_builder.system.file_lock import lock_within, owner_written, try_lock
 
 Check = Callable[[Any], bool]
+Compute = Callable[[], tuple[dict[str, Any], list[str]]]
+"""Returns a fact and the files that it depends on."""
 Schema = Mapping[str, Any]
 """For each member its check; for one that is an object with fixed members, their schema."""
 
@@ -234,6 +239,10 @@ _LONGEST_WAIT_S = 30.0
 _are_statuses = mapping_of(are_integers)
 
 
+def _no_lock(directory: Path, name: str) -> IO[str]:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(directory / name))
+
+
 class Memo:
     """Remembered facts in directories, and in this process.
 
@@ -242,7 +251,7 @@ class Memo:
         create: creates such a directory if it is missing; raises an OSError if it cannot be written.
         open_file: opens a memo; raises an OSError for one that is not trusted.
         open_lock: opens the file that is locked while a fact is computed, from such a directory and the file's name;
-            raises an OSError if it cannot. None: processes do not wait for each other.
+            raises an OSError if it cannot, and processes do not wait for each other.
     """
 
     def __init__(
@@ -250,7 +259,7 @@ class Memo:
         *directories: Path,
         create: Callable[[Path], object] | None = None,
         open_file: Callable[[Path], int] = open_file,
-        open_lock: Callable[[Path, str], IO[str]] | None = None,
+        open_lock: Callable[[Path, str], IO[str]] = _no_lock,
     ) -> None:
         self._directories = directories
         self._open_lock = open_lock
@@ -258,16 +267,22 @@ class Memo:
         self._create = create or (lambda directory: directory.mkdir(parents=True, exist_ok=True))
         self._seen: dict[str, dict[str, Any]] = {}
 
-    def get(
-        self, subject: str, schema: Schema, compute: Callable[[], tuple[dict[str, Any], list[str]]]
-    ) -> dict[str, Any]:
+    def get(self, subject: str, schema: Schema, compute: Compute, *, is_program: bool = False) -> dict[str, Any]:
         """The fact about ``subject``.
 
         Args:
             subject: names the fact and everything it depends on in addition to files.
             schema: of the fact; one of another version with other members is computed again.
             compute: returns the fact (JSON values) and the files that it depends on.
+            is_program: the fact is about a program. If its member "variables" shows that it is a script, which may
+                look for other programs, there is a fact for each ``PATH``.
         """
+        if is_program:
+            compute = functools.cache(compute)
+            fact = self.get(subject, schema, compute)
+            if not fact["variables"]:
+                return fact
+            subject = f"{subject} {env.of_another_program('PATH')}"
         digest = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:_NAME_DIGITS]
         name = digest + _SUFFIX
         entry = self._valid(subject, name, schema)
@@ -306,15 +321,14 @@ class Memo:
 
         A fact that cannot be computed or kept is then computed by all processes at once, not by one after another.
         """
-        open_lock = self._open_lock
         with contextlib.ExitStack() as stack:
             for directory in self._directories:
                 with contextlib.suppress(OSError):
-                    if open_lock is None:
-                        break
-                    lock = stack.enter_context(open_lock(directory, name))
-                    if not try_lock(lock):
-                        lock_within(lock, _LONGEST_WAIT_S)
+                    lock = stack.enter_context(self._open_lock(directory, name))
+                    if try_lock(lock):
+                        stack.enter_context(owner_written(lock))
+                    else:
+                        lock_within(lock, _LONGEST_WAIT_S, "examines the same compilers or headers")
                         stack.close()
                     break
             yield

@@ -155,7 +155,7 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         }
         return fact, files
 
-    fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute)
+    fact = memo.get(f"nvcc {nvcc}", _ANSWER, compute, is_program=True)
     major, minor = fact["version"]
     archs = tuple(divmod(arch, 10) for arch in fact["archs"])
     home, variables = Path(fact["home"]), tuple(fact["variables"])

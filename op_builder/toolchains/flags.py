@@ -1,5 +1,6 @@
 """Compiler flags: words and their values, standards, response files, and the files that flags name."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -167,12 +168,22 @@ def named_files(flags: Iterable[str]) -> list[str]:
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
 
 
-def named_statuses(flags: Sequence[str], staging: Path) -> dict[str, tuple[int, ...] | None]:
-    """The statuses of the files that flags name, None where there is none; relative names are those in ``staging``."""
+def named_statuses(flags: Sequence[str], staging: Path, outputs: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
+    """The statuses of the files that flags name, None where there is none; relative names are those in ``staging``.
+
+    In a directory that a flag names, they are the files named after one of ``outputs``, as with ``-Map=DIRECTORY``:
+    other programs may write other files into it.
+    """
+    starts = tuple(name.removesuffix(".o") for name in outputs)
     pieces = [piece for word in _without_defines(flags) for piece in _pieces(word)]
     names = [piece[piece.find("/") :] for piece in pieces if "/" in piece]
-    names += [os.path.normpath(staging / piece) for piece in pieces if piece.startswith(("../", "./"))]
-    return {name: file_status(name) for name in dict.fromkeys(names) if not os.path.isdir(name)}
+    names += [os.path.normpath(staging / piece) for piece in pieces if f"{piece}/".startswith(("../", "./"))]
+    directories = {name for name in names if os.path.isdir(name)}
+    files = [name for name in names if name not in directories]
+    for directory in directories - {os.path.normpath(staging)}:
+        with contextlib.suppress(OSError):
+            files += [f"{directory}/{name}" for name in os.listdir(directory) if name.startswith(starts)]
+    return {name: file_status(name) for name in files}
 
 
 def refuse_output(op: str, what: str, remedy: str = "") -> NoReturn:

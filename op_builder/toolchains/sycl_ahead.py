@@ -92,7 +92,7 @@ def find_icpx(memo: Memo) -> SyclCompiler:
         return {"version": version, "variables": variables, "digest": digest_of_programs(files)}, files
 
     schema: Schema = {"version": is_text, "variables": are_texts, "digest": is_text}
-    fact = memo.get(f"icpx {path}", schema, compute)
+    fact = memo.get(f"icpx {path}", schema, compute, is_program=True)
     return SyclCompiler(path, fact["version"], tuple(fact["variables"]), fact["digest"])
 
 

@@ -164,10 +164,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
         return ask_compiler(command, programs)
 
-    subject = f"c++ compiler {command} {path}"
-    fact = memo.get(subject, _ANSWER, compute)
-    if fact["variables"]:  # a script, which may look for a compiler on PATH
-        fact = memo.get(f"{subject} {env.of_another_program('PATH')}", _ANSWER, compute)
+    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, compute, is_program=True)
     variables = tuple(fact["variables"])
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"])
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from op_builder.ops.arguments import switch
 from op_builder.ops.declare import host_optimizer
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 from op_builder.ops.optim.zenflow import ZenFlowOp
@@ -67,7 +68,8 @@ class CPUAdam(HostOptimizer):
         fp32_optimizer_states: bool = True,
         **settings: Unpack[HostSettings],
     ) -> None:
-        settings["states"] = settings.get("states") or ("float32" if fp32_optimizer_states else "param")
+        is_float32 = switch("fp32_optimizer_states", fp32_optimizer_states)
+        settings["states"] = settings.get("states") or ("float32" if is_float32 else "param")
         super().__init__(
             model_params,
             settings,

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import checked_numbers, finite_number, is_traced, step_number, switch
+from op_builder.ops.arguments import bounded_int, checked_numbers, finite_number, is_traced, step_number, switch
 from op_builder.ops.optim.lamb_of_one import lamb
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import TensorLists, roles_of
 
 Tensors = Sequence[torch.Tensor]
+
+_CHUNK_REMEDY = "Pass a number of elements, for example 65536."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +201,7 @@ class FusedOp(NativeOp):
             given["noop_flag"],
             given["grad_scale"],
             given["found_inf"],
-            chunk_size=_checked_chunk(given["chunk_size"]),
+            chunk_size=bounded_int("chunk_size", given["chunk_size"], 1, 2**63 - 1, _CHUNK_REMEDY),
         )
         step = _step_or_tensors(given["step"]) if declared.has_step else ()
         self.update_list(tensors, [values[key] for key in declared.options], step, control)
@@ -212,16 +214,6 @@ def _named_lists(tensor_lists: Sequence[Tensors], states: Sequence[str]) -> Tens
         raise OpArgumentError(f"tensor_lists has {len(tensor_lists)} lists.", f"Pass {len(names)}: {', '.join(names)}.")
     grads, params, *rest = tensor_lists
     return TensorLists(params, grads, rest)
-
-
-def _checked_chunk(chunk_size: Any) -> int:
-    """A number of elements, at least 1."""
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or not 1 <= chunk_size < 2**63:
-        raise OpArgumentError(
-            f"chunk_size is {chunk_size!r}; an int above 0 is required.",
-            "Pass a number of elements, for example 65536.",
-        )
-    return chunk_size
 
 
 def _step_or_tensors(step: Any) -> int | Tensors:

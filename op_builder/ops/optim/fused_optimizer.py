@@ -14,7 +14,7 @@ import torch
 from op_builder.cache.store import Cache
 from op_builder.device import load_for_device
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number, untraced
+from op_builder.ops.arguments import untraced
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.optimizer import NativeOptimizer
 
@@ -91,11 +91,12 @@ class FusedOptimizer(NativeOptimizer):
             )
         return super().state_of(param, group)
 
-    def _check_lr(self, lr: Any) -> None:
+    def _checked_lr(self, lr: Any) -> Any:
         if not _is_on_device(lr):
-            finite_number("lr", lr)
-        elif lr.numel() != 1:
+            return super()._checked_lr(lr)
+        if lr.numel() != 1:
             raise OpArgumentError(f"lr is a tensor of {lr.numel()} elements.", "Pass a tensor of one element.")
+        return lr
 
     def _check_device(self, param: torch.Tensor, what: str) -> None:
         op = self.native()

@@ -134,7 +134,7 @@ class HostOp(NativeOp):
         modes = {key: switch(key, given[key]) for key in declared.modes}
         check_nesterov({**numbers, **modes})
         self._modes[number] = modes
-        if given["should_log"]:
+        if switch("should_log", given["should_log"]):
             values = ", ".join(f"{key}={value}" for key, value in {**numbers, **modes}.items())
             logger.info("%s optimizer %s: %s arithmetic, %s", declared.name, number, self.isa, values)
 

@@ -5,14 +5,13 @@ One native call updates all parameters of a group.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, overload
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number, step_count, switch, untraced, whole_number
+from op_builder.ops.arguments import finite_number, positive_number, step_count, switch, untraced, whole_number
 from op_builder.ops.declare import load_host
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
@@ -76,14 +75,8 @@ class HostOptimizer(NativeOptimizer):
         unknown = settings.keys() - HostSettings.__annotations__.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__}() has no argument {', '.join(sorted(unknown))}.")
-        max_grad_norm = settings.get("max_grad_norm")
-        if (
-            max_grad_norm is not None
-            and max_grad_norm != math.inf
-            and not finite_number("max_grad_norm", max_grad_norm)
-        ):
-            raise OpArgumentError(f"max_grad_norm is {max_grad_norm}.", "Pass a number above 0, or None.")
-        self.max_grad_norm = max_grad_norm
+        limit = settings.get("max_grad_norm")
+        self.max_grad_norm = None if limit is None else positive_number("max_grad_norm", limit)
         self.zero_grads = switch("zero_grads", settings.get("zero_grads", False))
         self.copies = {}
         self.seed = whole_number("seed", settings.get("seed", 0))
@@ -204,7 +197,7 @@ class HostOptimizer(NativeOptimizer):
         """Update one parameter of a group, for ``in_backward``; an OpArgumentError changes nothing."""
         self._reject_options_needing_all_grads()
         group, place = self.param_groups[group_index], place_of(group_index, index, param)
-        self._check_group(group)
+        self._check_if_changed(group_index)
         with self._lock:
             self.check_tensors(param, place, group)
             grad = param.grad
@@ -282,7 +275,7 @@ class HostOptimizer(NativeOptimizer):
         self.grad_norm = None
         self.skipped = False
 
-    def _check_group(self, group: Mapping[str, Any]) -> None:
+    def _check_group(self, group: dict[str, Any]) -> None:
         for name in _SAVED:
             if name in group:
                 raise OpArgumentError(

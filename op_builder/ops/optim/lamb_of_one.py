@@ -7,7 +7,7 @@ import math
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import checked_numbers, step_number
+from op_builder.ops.arguments import checked_numbers, step_number, switch
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def lamb(
     """
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": decay}
     checked_numbers(**numbers)
-    step = step_number(step)
+    step, bias_correction = step_number(step), switch("bias_correction", bias_correction)
     if mode not in (0, 1):
         raise OpArgumentError(
             f"mode is {mode!r}; 0 or 1 is required.",

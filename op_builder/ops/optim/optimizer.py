@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from op_builder.errors import AccelError, OpArgumentError
-from op_builder.ops.arguments import check_betas, finite_number, switch, untraced
+from op_builder.ops.arguments import checked_betas, checked_option, switch, untraced
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.native_states import NativeStates
 from op_builder.ops.optim.prepared_groups import PreparedGroups, is_same
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
 _IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
-_SWITCHES = ("maximize", "nesterov", "bias_correction", "decoupled_weight_decay")
 # Options that every group has.
 _FIXED: dict[str, Any] = {"differentiable": False}
-# The only supported values of options.
-_SUPPORTED: dict[str, Any] = {**_FIXED, "amsgrad": False}
+# Switches that are not supported, and all switches.
+_OFF = (*_FIXED, "amsgrad")
+_SWITCHES = ("maximize", "nesterov", "bias_correction", "decoupled_weight_decay", *_IGNORED, *_OFF)
 
 
 class NativeOptimizer(NativeStates):
@@ -62,7 +62,7 @@ class NativeOptimizer(NativeStates):
         self._lock = threading.RLock()  # several threads may train one model
         self._memory = SmallTensors()
         self._groups = PreparedGroups()
-        self._checked: list[list[Any]] = []  # the groups' values when their options were checked
+        self._checked: dict[int, list[Any]] = {}  # the groups' values when their options were checked
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         """Raise an OpArgumentError if the group's options do not fit together."""
@@ -78,9 +78,9 @@ class NativeOptimizer(NativeStates):
 
     # Overridden by HostOptimizer and FusedOptimizer ---------------------------------------------
 
-    def _check_lr(self, lr: Any) -> None:
-        """Raise an OpArgumentError unless it is a finite number of at least 0."""
-        finite_number("lr", lr)
+    def _checked_lr(self, lr: Any) -> Any:
+        """The learning rate as the group has it; an OpArgumentError unless it is a finite number of at least 0."""
+        return checked_option("lr", lr)
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
@@ -191,13 +191,8 @@ class NativeOptimizer(NativeStates):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        options = [list(group.values()) for group in self.param_groups]
-        if len(options) != len(self._checked) or not all(map(is_same, options, self._checked)):
-            for group in self.param_groups:
-                self._check_group(group)
-            # What can change in place is checked in every step.
-            fixed = (_is_fixed(group[name]) for group in self.param_groups for name in group if name != "params")
-            self._checked = options if all(fixed) else []
+        for index in range(len(self.param_groups)):
+            self._check_if_changed(index)
         with self._lock:
             try:
                 self._update_groups(*arguments)
@@ -230,27 +225,38 @@ class NativeOptimizer(NativeStates):
 
     # Checks -----------------------------------------------------------------------------------
 
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        self._check_lr(group["lr"])
+    def _check_if_changed(self, index: int) -> None:
+        """Check a group's options unless they are the same objects as at the last check."""
+        group = self.param_groups[index]
+        if index in self._checked and is_same(list(group.values()), self._checked[index]):
+            return
+        self._check_group(group)
+        self._checked.pop(index, None)
+        if all(_is_fixed(group[name]) for name in group if name != "params"):  # else its options may change in place
+            self._checked[index] = list(group.values())
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Check a group's options; its numbers become floats, except for tensors, and its switches bools."""
+        group["lr"] = self._checked_lr(group["lr"])
         if "betas" in group:
-            check_betas(group["betas"])
+            group["betas"] = checked_betas(group["betas"])
         for name in self.NUMBERS:
             if name in group:
-                finite_number(name, group[name])
+                group[name] = checked_option(name, group[name])
         for name in _SWITCHES:
-            if name in group:
-                switch(name, group[name])
-        if group["states"] not in self.STORAGES:
+            if name in group and (group[name] is not None or _IGNORED.get(name, False) is not None):
+                group[name] = switch(name, group[name])
+        if not isinstance(group["states"], str) or group["states"] not in self.STORAGES:
             allowed = ", ".join(self.STORAGES)
             raise OpArgumentError(
                 f"states is {group['states']!r}; {type(self).__name__} supports {allowed}.",
                 f"Pass states={self.STORAGES[0]!r} or another of these.",
             )
-        for name, value in _SUPPORTED.items():
-            if group.get(name, value) != value:
+        for name in _OFF:
+            if group.get(name):
                 raise OpArgumentError(
-                    f"{name}={group[name]!r} is not supported by {type(self).__name__}.",
-                    f"Leave {name} at {value!r}, or use an optimizer of torch, such as torch.optim.AdamW.",
+                    f"{name}=True is not supported by {type(self).__name__}.",
+                    f"Leave {name} at False, or use an optimizer of torch, such as torch.optim.AdamW.",
                 )
         self._check_options(group)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import checked_numbers, step_number
+from op_builder.ops.arguments import checked_numbers, step_number, switch
 
 Tensors = Sequence[torch.Tensor]
 
@@ -68,6 +68,7 @@ class VendorAdam:
                 f"mode is {mode!r}; 0 or 1 is required.", "Pass 0 for Adam with L2 penalty, 1 for AdamW."
             )
         numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        bias_correction = switch("bias_correction", bias_correction)
         grads, params, exp_avgs, exp_avg_sqs = tensor_lists
         if not len(params):
             return

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from op_builder.errors import IncompatibleOpError, OpArgumentError
-from op_builder.ops.arguments import checked_numbers, step_number
+from op_builder.ops.arguments import checked_numbers, step_number, switch
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import TensorLists
 
@@ -203,7 +203,7 @@ class ZenFlowOp(HostOp):
         rows = []
         for *numbers, correction in zip(*lists, strict=True):
             checked = checked_numbers(**dict(zip(_NAMES, numbers, strict=False)))
-            rows.append((*checked.values(), float(bool(correction))))
+            rows.append((*checked.values(), float(switch("bias_correction", correction))))
         control.options[: len(rows)] = rows
         control.state, control.step = now_state, number
         control.requests += 1

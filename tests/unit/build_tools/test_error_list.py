@@ -12,7 +12,7 @@ import accelerator.errors
 import op_builder.errors
 from accelerator.launch import plan_binding
 from op_builder.errors import AccelError
-from op_builder.ops.arguments import check_betas
+from op_builder.ops.arguments import checked_betas
 from op_builder.report.collect import find_op
 
 
@@ -28,7 +28,7 @@ def test_every_error_class_is_known_with_its_meaning() -> None:
     "fail",
     [
         lambda: plan_binding(ranks=0),
-        lambda: check_betas(None),
+        lambda: checked_betas(None),
         lambda: find_op("no_such_module:Builder"),
     ],
 )

@@ -108,17 +108,21 @@ def test_a_flag_that_writes_a_file_outside_is_refused(
         compile_op(small)
 
 
-def test_a_file_beside_the_directory_of_a_build_is_refused(small: SmallBuilder) -> None:
-    small.link = ["-Wl,-Map=./../list"]
-    with pytest.raises(ToolchainError, match="only the binary"):
-        compile_op(small)
+@pytest.mark.parametrize("place", ["./../list", "..", "{}"])
+def test_a_file_beside_the_directory_of_a_build_or_in_another_is_refused(
+    small: SmallBuilder, tmp_path: Path, place: str
+) -> None:
+    small.link = [f"-Wl,-Map={place.format(tmp_path)}"]
+    for _ in range(2):
+        with pytest.raises(ToolchainError, match="only the binary"):
+            compile_op(small)
 
 
 @pytest.mark.parametrize(
     "flag",
     [
         *("-Wl,-rpath,{}/new", "-Xlinker -rpath -Xlinker {}/new", "-L {}/new", "-Wl,-R,{}/new", "-Wl,-h,{}/new.so"),
-        *("-Wl,--library-path={}", "-Wl,--library-path={}/new", "-Wl,--exclude-libs,{}/new.a", "-Wl,-R,/tmp"),
+        *("-Wl,--library-path={}", "-Wl,--library-path={}/new", "-Wl,--exclude-libs,{}/new.a", "-Wl,-R,/tmp:./:.."),
     ],
 )
 def test_a_link_flag_may_name_what_the_build_does_not_write(small: SmallBuilder, tmp_path: Path, flag: str) -> None:

@@ -54,6 +54,30 @@ def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo)
     assert compiler.path == os.path.realpath(str(shutil.which("g++")))
 
 
+@needs_gxx
+def test_a_wrapper_is_asked_each_question_once_for_each_path(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wrapper = program(tmp_path / "wrapper", f'echo "$PATH $*" >> {log}\nexec g++ "$@"')
+    for path in (os.environ["PATH"], f"{tmp_path}:{os.environ['PATH']}"):
+        for _ in range(2):  # each with a memo as in a new process
+            with env.scope(CXX=str(wrapper), PATH=path):
+                find_cxx(Memo(tmp_path / "memo"))
+    questions = log.read_text().splitlines()
+    assert len(questions) == len(set(questions))
+    assert len([line for line in questions if line.endswith("--version")]) == 2
+
+
+def test_the_nvcc_that_path_selects_for_a_wrapper_counts(tmp_path: Path, memo: Memo) -> None:
+    program(tmp_path / "home" / "bin" / "nvcc", 'selected "$@"')
+    versions = []
+    for version in (12, 13):
+        program(tmp_path / str(version) / "selected", NVCC.format(version))
+        path = f"{tmp_path / str(version)}:{os.environ['PATH']}"
+        with env.scope(CUDA_HOME=str(tmp_path / "home"), PATH=path):
+            versions.append(find_cuda(memo).version[0])
+    assert versions == [12, 13]
+
+
 def test_flags_of_two_words_stay_whole(small: SmallBuilder) -> None:
     small.flags = ["-isystem", "/usr/include", "-D", "VALUE=5", "-x", "c++", "-UVALUE", "-O2"]
     assert isinstance(cxx_check(small.plan(), small.cache.memo), Passed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -125,21 +127,64 @@ def test_a_number_without_memory_is_rejected() -> None:
     optimizer.state[param]["step"] = freed(torch.ones(1))
     with pytest.raises(OpArgumentError, match="storage"):
         optimizer.update_one(param, 0, 0)
-    with pytest.raises(OpArgumentError, match="storage"):
-        CPUAdam([param], lr=freed(torch.ones(1)))
+    for option in ("lr", "seed", "amsgrad"):
+        with pytest.raises(OpArgumentError, match="storage"):
+            CPUAdam([param], **{option: freed(torch.ones(1))})
 
 
-@pytest.mark.parametrize("option", [{"lr": "1e-3"}, {"eps": "1e-8"}, {"betas": ("0.9", 0.99)}, {"weight_decay": b"1"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *({"lr": text} for text in ("1e-3", numpy.array("1e-3"))),
+        {"eps": "1e-8"},
+        {"betas": ("0.9", 0.99)},
+        {"weight_decay": b"1"},
+        {"max_grad_norm": "1"},
+    ],
+    ids=str,
+)
 def test_text_is_no_number(option: dict[str, Any]) -> None:
     with pytest.raises(OpArgumentError, match="not a number"):
         CPUAdam(make_params(), **option)
 
 
-@pytest.mark.parametrize("option", ["in_backward", "zero_grads", "maximize", "nesterov"])
-@pytest.mark.parametrize("value", ["no", None, 2, torch.ones(2)], ids=str)
-def test_a_switch_is_true_or_false(option: str, value: object) -> None:
-    with pytest.raises(OpArgumentError, match=f"{option}.*True or False"):
-        CPUSGD(make_params(), **{option: value})
+def defaults(optimizer: Any) -> dict[str, Any]:
+    """The defaults of all arguments of an optimizer."""
+    arguments = inspect.signature(optimizer).parameters.values()
+    given = {each.name: each.default for each in arguments if each.default is not each.empty}
+    settings = {"maximize": False, "max_grad_norm": 1.0, "zero_grads": False, "seed": 3, "in_backward": False}
+    return given | (settings if optimizer in HOST else {})
+
+
+def options(optimizer: Any, arguments: dict[str, Any]) -> list[Any]:
+    """All options of an optimizer, with their types."""
+    made = optimizer(make_params(), **arguments)
+    values = [(name, value) for name, value in made.param_groups[0].items() if name != "params"]
+    values += [(name, getattr(made, name)) for name in arguments if hasattr(made, name)]
+    return [(name, value, type(value), [*map(type, value)] if type(value) is tuple else None) for name, value in values]
+
+
+@pytest.mark.parametrize("optimizer", [*HOST, *FUSED])
+def test_numbers_and_switches_of_other_types_become_pythons(optimizer: Any) -> None:
+    known = defaults(optimizer)
+    expected = options(optimizer, known)
+    for form in (numpy.array, lambda value: numpy.array([value]), torch.tensor):
+        # Learning rates and the like that are tensors stay, because schedulers change them in place.
+        kinds = (bool,) if form is torch.tensor else (bool, int, float)
+        given = {name: form(value) if isinstance(value, kinds) else value for name, value in known.items()}
+        assert options(optimizer, given) == expected
+    betas = {"betas": list(map(numpy.float64, known["betas"]))} if "betas" in known else {}
+    assert options(optimizer, known | betas) == expected
+
+
+@pytest.mark.parametrize("optimizer", [*HOST, *FUSED])
+@pytest.mark.parametrize(
+    "value", ["no", None, 2, torch.ones(2), numpy.array([False, False]), numpy.array("no")], ids=str
+)
+def test_a_switch_is_true_or_false(optimizer: Any, value: object) -> None:
+    for option in (name for name, default in defaults(optimizer).items() if isinstance(default, bool)):
+        with pytest.raises(OpArgumentError, match="True or False"):
+            optimizer(make_params(), **{option: value})
 
 
 @pytest.mark.parametrize(

@@ -363,13 +363,13 @@ def test_bad_options_are_refused(optimizer: type[Any], options: dict[str, Any], 
 
 
 def test_options_that_change_in_place_are_checked_in_every_step() -> None:
-    lr, betas = torch.tensor(1e-3), [0.9, 0.99]
-    made = CPUAdam(make_params(), lr=lr, betas=betas)
+    lr, beta = torch.tensor(1e-3), torch.tensor(0.9)
+    made = CPUAdam(make_params(), lr=lr, betas=(beta, 0.99))
     made.step()
-    betas[0] = 1.0
+    beta.fill_(1.0)
     with pytest.raises(OpArgumentError, match=r"betas\[0\]"):
         made.step()
-    betas[0] = 0.9
+    beta.fill_(0.5)
     lr.fill_(math.nan)
     with pytest.raises(OpArgumentError, match="lr is nan"):
         made.step()

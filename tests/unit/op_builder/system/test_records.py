@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import pytest
 
 from op_builder.system.records import Memo, is_count, is_text
+from tests.support.waiting import wait_until
 
 ANSWER = {"answer": is_count}
 
@@ -41,3 +46,23 @@ def test_a_fact_of_another_version_is_worked_out_again(tmp_path: Path) -> None:
     newer = {**ANSWER, "detail": is_text}
     fact = {"answer": 7, "detail": ""}
     assert Memo(tmp_path / "memo").get("x", newer, lambda: (fact, [])) == fact
+
+
+def test_waiting_for_a_process_that_computes_the_same_fact_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def open_lock(directory: Path, name: str) -> IO[str]:
+        return (directory / name).open("a+")
+
+    def memo() -> Memo:
+        return Memo(tmp_path, open_lock=open_lock)
+
+    def compute() -> tuple[dict[str, Any], list[str]]:
+        wait_until(lambda: "Still waiting" in caplog.text)
+        return {"answer": 1}, []
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(memo().get, "x", ANSWER, compute)
+        wait_until(lambda: any(path.read_text() for path in tmp_path.glob("*.lock")))
+        assert memo().get("x", ANSWER, lambda: ({"answer": 2}, [])) == {"answer": 1} == first.result()
+    assert f"Still waiting for process {os.getpid()}" in caplog.text
