@@ -272,7 +272,8 @@ class Bench:
         Args:
             run: the finished program.
             expected: the right value of its last load.
-            clear: words of which the last lines of a clear error have one; empty where an error is never expected.
+            clear: words in lower case, of which the last lines of a clear error have one; empty where no error is
+                expected.
             compiles: False where nothing had changed, so that a compiler's start is needless.
         """
         if run.status is None:
@@ -281,8 +282,8 @@ class Bench:
             return Outcome(CRASH, f"signal {-run.status if run.status < 0 else run.status - 128}")
         if run.status != 0 or not run.values:
             lines = [line for line in run.output.strip().splitlines() if line.strip()] or ["no output"]
-            is_clear = any(word.lower() in line.lower() for word in clear for line in lines[-LAST_LINES:])
-            return Outcome(CLEAR if is_clear else UNCLEAR, lines[-1].strip()[:160])
+            named = next((each for each in lines[-LAST_LINES:] if any(word in each.lower() for word in clear)), None)
+            return Outcome(UNCLEAR if named is None else CLEAR, (named or lines[-1]).strip()[:160])
         value = run.values[-1]
         if value != expected:
             is_old = value in self._seen or value in run.values[:-1]

@@ -37,7 +37,7 @@ from tests.support.compilers import needs_gxx
         ((77,), 0, "", (), TORN),
         ((), None, "", (), HANG),
         ((), -11, "", (), CRASH),
-        ((), 1, "OSError: No space left on device", (), CLEAR),
+        ((), 1, "OSError: No space left on device\nstopped", (), CLEAR),
         ((), 1, "KeyError: 3", (), UNCLEAR),
     ],
 )
@@ -45,7 +45,10 @@ def test_an_outcome_is_what_was_observed(
     values: tuple[int, ...], status: int | None, output: str, compilers: tuple[str, ...], word: str, tmp_path: Path
 ) -> None:
     bench = Bench(CONTENDERS[0], tmp_path / "bench", is_quick=True)
-    assert bench.judge(Run(values, status, output, compilers, 1.0), 2, clear=("no space",)).word == word
+    outcome = bench.judge(Run(values, status, output, compilers, 1.0), 2, clear=("no space",))
+    assert outcome.word == word
+    if status == 1:
+        assert outcome.detail in ("OSError: No space left on device", "KeyError: 3")
     if word == RIGHT:
         assert bench.judge(Run(values, status, output, compilers, 1.0), 2, compiles=False).word == REBUILT
 
