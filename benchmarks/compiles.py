@@ -1,13 +1,15 @@
-"""What ``accel-ops run --compiles`` costs a program that compiles nothing: the start of ``python -c "import torch"``.
+"""What ``accel-ops run --compiles`` costs a program that compiles nothing: starts of Python, and of torch in it.
 
 In each turn a plain process runs before and after the watched one. Processor times are compared, because wall times
-depend more on what else the machine does. The difference between the two plain processes shows the noise.
+depend more on what else the machine does. The difference between the two plain processes shows the noise. Where
+valgrind is installed, it counts the instructions of one start each, which are almost equal in each run.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from benchmarks._processes import environment
 from op_builder import compiles
 
 LIMIT_PERCENT = 2.0
-PROGRAM = ("-c", "import torch")
+PROGRAM = "import torch"
 PLAIN, WATCHED, AGAIN = "plain", "watched", "plain again"
 
 
@@ -37,21 +39,22 @@ def timed(arguments: Sequence[str], variables: Mapping[str, str]) -> Callable[[]
     return run
 
 
-def main() -> None:
-    """The command line."""
-    parser = _measure.make_parser("compiles", __doc__, "fewer pairs")
-    arguments = parser.parse_args()
-    machine = _measure.describe_machine()
-    plain = environment(Path(sys.executable))
-    with compiles.watched() as ledger:
-        watching = {name: os.environ[name] for name in ("ACCEL_COMPILES", "LD_PRELOAD")}
-        contenders = {
-            PLAIN: timed(PROGRAM, plain),
-            WATCHED: timed(PROGRAM, {**plain, **watching}),
-            AGAIN: timed(PROGRAM, plain),
-        }
-        samples = interleave(contenders, 5 if arguments.quick else 30, "starts")
-        assert ledger.compiled() == [], "it compares processes that compile nothing"
+def instructions(code: str, variables: Mapping[str, str]) -> float:
+    """The number that Python executes for ``code``, as valgrind counts them."""
+    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", sys.executable]
+    fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "-c", code], env={**variables, **fixed}, check=True, capture_output=True, text=True
+    )
+    return float(done.stderr.partition("refs:")[2].split()[0].replace(",", ""))
+
+
+def compare(
+    code: str, plain: Mapping[str, str], watched: Mapping[str, str], turns: int
+) -> tuple[Table, dict[str, float], dict[str, list[tuple[float, float]]]]:
+    """The medians of ``python -c code``, the processor time that is added in percent, and all samples."""
+    variables = {PLAIN: plain, WATCHED: watched, AGAIN: plain}
+    samples = interleave({name: timed(["-c", code], variables[name]) for name in variables}, turns, code)
     cpu = {name: [cpu_s for _, cpu_s in times] for name, times in samples.items()}
     plain_s = list(map(statistics.mean, zip(cpu[PLAIN], cpu[AGAIN], strict=True)))
     more = {
@@ -62,16 +65,26 @@ def main() -> None:
         [name, duration(statistics.median(cpu[name])), duration(statistics.median(seconds for seconds, _ in times))]
         for name, times in samples.items()
     ]
-    _measure.report(
-        "compiles",
-        arguments,
-        machine,
-        [
-            Table('python -c "import torch", medians', ("contender", "processor time", "time"), rows),
-            requirement_table([at_most(f"{name}, longer by", more[name], LIMIT_PERCENT, "%") for name in more]),
-        ],
-        samples,
-    )
+    return Table(f'python -c "{code}", medians', ("contender", "processor time", "time"), rows), more, samples
+
+
+def main() -> None:
+    """The command line."""
+    parser = _measure.make_parser("compiles", __doc__, "fewer pairs")
+    arguments = parser.parse_args()
+    machine = _measure.describe_machine()
+    plain = environment(Path(sys.executable))
+    turns = 5 if arguments.quick else 20
+    with compiles.watched() as ledger:
+        watched = {**plain, **{name: os.environ[name] for name in ("ACCEL_COMPILES", "LD_PRELOAD")}}
+        first, _, first_samples = compare("pass", plain, watched, turns)
+        second, more, second_samples = compare(PROGRAM, plain, watched, turns)
+        if shutil.which("valgrind") is not None and not arguments.quick:
+            more[f"{WATCHED}, instructions"] = 100 * (instructions(PROGRAM, watched) / instructions(PROGRAM, plain) - 1)
+        assert ledger.compiled() == [], "it compares processes that compile nothing"
+    requirements = [at_most(f"{name}, more by", more[name], LIMIT_PERCENT, "%") for name in more]
+    samples = {"pass": first_samples, PROGRAM: second_samples}
+    _measure.report("compiles", arguments, machine, [first, second, requirement_table(requirements)], samples)
 
 
 if __name__ == "__main__":

@@ -58,21 +58,22 @@ def title(case: str) -> str:
     return (importlib.import_module(f"benchmarks.torture.cases.{case}").__doc__ or case).splitlines()[0]
 
 
-def cell(word: str, detail: str = "") -> str:
-    """An outcome in the table. A figure that was measured stands beside it."""
-    if word in (RIGHT, CROWDED) and detail:
-        return f"{word}: {detail}"
-    return f"**{word}**" if word in BAD else word
+def cell(row: dict[str, Any] | None) -> str:
+    """An outcome in the table, with the figure that was measured; empty if there is none."""
+    if row is None:
+        return ""
+    word = f"**{row['outcome']}**" if row["outcome"] in BAD else row["outcome"]
+    figure = f": {row['detail']}" if row["outcome"] in (RIGHT, CROWDED) and row["detail"] else ""
+    return f"{word}{figure}{' (quick)' if row['quick'] else ''}"
 
 
-def observe(contender: Contender, case: str, is_quick: bool) -> tuple[Outcome, float]:
-    """Run one case with one contender in a directory that is removed afterwards; the outcome and the seconds."""
+def observe(contender: Contender, case: str, is_quick: bool) -> dict[str, Any]:
+    """Run one case with one contender in a directory that is removed afterwards; the row of the outcome."""
     directory = Path(tempfile.mkdtemp(prefix="torture-"))
     started = time.monotonic()
+    bench = Bench(contender, directory / "bench", is_quick)
     try:
-        outcome: Outcome = importlib.import_module(f"benchmarks.torture.cases.{case}").run(
-            Bench(contender, directory / "bench", is_quick)
-        )
+        outcome: Outcome = importlib.import_module(f"benchmarks.torture.cases.{case}").run(bench)
     except NotApplicable as reason:
         outcome = Outcome(NONE, str(reason))
     except Exception:  # a fault of the case is a finding, and the other cases go on
@@ -82,7 +83,13 @@ def observe(contender: Contender, case: str, is_quick: bool) -> tuple[Outcome, f
     seconds = time.monotonic() - started
     detail = f" ({outcome.detail})" if outcome.detail else ""
     show_progress(f"{contender.name:26} {case:24} {outcome.word}{detail}  {seconds:.0f} s")
-    return outcome, seconds
+    return {
+        "outcome": outcome.word,
+        "detail": outcome.detail,
+        "seconds": round(seconds, 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "quick": bench.is_shortened,
+    }
 
 
 class Record:
@@ -96,18 +103,8 @@ class Record:
         empty: dict[str, Any] = {"machine": "", "outcomes": {}}
         self.data = json.loads(path.read_text()) if path is not None and path.exists() else empty
 
-    def add(
-        self, contender: Contender, version: str, case: str, outcome: Outcome, *, seconds: float, is_quick: bool
-    ) -> None:
-        """Add an outcome and write the file."""
-        row = {
-            "outcome": outcome.word,
-            "detail": outcome.detail,
-            "seconds": round(seconds, 1),
-            "version": version,
-            "date": time.strftime("%Y-%m-%d"),
-            "quick": is_quick,
-        }
+    def add(self, contender: Contender, case: str, row: dict[str, Any]) -> None:
+        """Add the row of an outcome and write the file."""
         with self._lock:
             self.data["machine"] = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
             self.data["outcomes"].setdefault(case, {})[contender.name] = row
@@ -131,8 +128,7 @@ def markdown(record: dict[str, Any]) -> str:
         if cases_of_group:
             lines.append(f"| **{heading}** |" + " |" * len(who))
         for case in cases_of_group:
-            found = (outcomes[case].get(name, {"outcome": "", "detail": ""}) for name in who)
-            lines.append(f"| {title(case)} | {' | '.join(cell(row['outcome'], row['detail']) for row in found)} |")
+            lines.append(f"| {title(case)} | {' | '.join(cell(outcomes[case].get(name)) for name in who)} |")
     for text, counted in (("right", ("right",)), (", ".join(BAD).lower(), BAD)):
         numbers = (sum(row["outcome"] in counted for row in seen[name]) for name in who)
         lines.append(f"| **cases: {text}** | {' | '.join(map(str, numbers))} |")
@@ -171,8 +167,7 @@ def main() -> None:
     def observe_pair(pair: tuple[str, Contender]) -> None:
         case, one = pair
         if time.monotonic() - begun < arguments.stop_after:
-            outcome, seconds = observe(one, case, arguments.quick)
-            record.add(one, versions[one.name], case, outcome, seconds=seconds, is_quick=arguments.quick)
+            record.add(one, case, {**observe(one, case, arguments.quick), "version": versions[one.name]})
 
     def is_missing(case: str, one: Contender) -> bool:
         row = record.data["outcomes"].get(case, {}).get(one.name)

@@ -12,8 +12,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.torture.contenders import Contender, clean_environment
+
+T = TypeVar("T")
 
 HERE = Path(__file__).parent
 # A load takes seconds; one that takes this long waits for something that will not happen.
@@ -102,7 +105,7 @@ class Running:
         """Command lines of the compilers started so far by anything with this bench's PATH."""
         with self._log.open() as log:
             log.seek(self._log_start)
-            return tuple(line for line in log.read().splitlines() if " -c " in line or " -shared " in line)
+            return tuple(log.read().splitlines())
 
     def is_running(self) -> bool:
         """Whether the program has not ended."""
@@ -139,10 +142,12 @@ class Bench:
         environment: of the programs.
         python: the interpreter, where a case needs one of its own.
         prefix: what starts each program, such as an emulator.
+        is_shortened: the case did less than in a complete run.
     """
 
     def __init__(self, contender: Contender, root: Path, is_quick: bool) -> None:
-        self.contender, self.root, self.is_quick = contender, root, is_quick
+        self.contender, self.root, self._is_quick = contender, root, is_quick
+        self.is_shortened = False
         self.python: Path | None = None
         self.prefix: tuple[str, ...] = ()
         self._seen: set[int] = set()
@@ -171,6 +176,11 @@ class Bench:
         if contender.is_ours:
             self.environment["PYTHONPATH"] = str(HERE.parents[1])
 
+    def full_or_quick(self, full: T, quick: T) -> T:
+        """How much a case does: ``quick`` shortens it."""
+        self.is_shortened = self._is_quick
+        return quick if self._is_quick else full
+
     def require_native(self) -> None:
         """Raise :class:`NotApplicable` for contenders that compile no C++ source of the user."""
         if not self.contender.is_native:
@@ -178,7 +188,7 @@ class Bench:
 
     def require_compiler(self) -> None:
         """Raise :class:`NotApplicable` for contenders that start no C++ compiler."""
-        if not self.contender.is_native and self.contender.name != "Inductor C++":
+        if not self.contender.starts_compiler:
             raise NotApplicable("no C++ compiler")
 
     def write(self, value: int, extra: str = "") -> None:
@@ -246,7 +256,7 @@ class Bench:
             NotApplicable: it ended before.
         """
         running = self.start(*flags, **variables)
-        while not running.compilers() and not (not self.contender.is_native and any(self.cache.rglob("*"))):
+        while not running.compilers() and (self.contender.starts_compiler or not any(self.cache.rglob("*"))):
             if not running.is_running():
                 raise NotApplicable("it ended before a compiler was seen")
             time.sleep(0.002)
@@ -262,7 +272,8 @@ class Bench:
         Args:
             run: the finished program.
             expected: the right value of its last load.
-            clear: words of which the last lines of a clear error have one; empty where an error is never expected.
+            clear: words in lower case, of which the last lines of a clear error have one; empty where no error is
+                expected.
             compiles: False where nothing had changed, so that a compiler's start is needless.
         """
         if run.status is None:
@@ -271,8 +282,8 @@ class Bench:
             return Outcome(CRASH, f"signal {-run.status if run.status < 0 else run.status - 128}")
         if run.status != 0 or not run.values:
             lines = [line for line in run.output.strip().splitlines() if line.strip()] or ["no output"]
-            is_clear = any(word.lower() in line.lower() for word in clear for line in lines[-LAST_LINES:])
-            return Outcome(CLEAR if is_clear else UNCLEAR, lines[-1].strip()[:160])
+            named = next((each for each in lines[-LAST_LINES:] if any(word in each.lower() for word in clear)), None)
+            return Outcome(UNCLEAR if named is None else CLEAR, (named or lines[-1]).strip()[:160])
         value = run.values[-1]
         if value != expected:
             is_old = value in self._seen or value in run.values[:-1]

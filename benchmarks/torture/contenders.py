@@ -24,6 +24,7 @@ class Contender:
         cache_variable: the environment variable that names its cache directory.
         requirements: arguments of ``pip install`` for it; empty if this environment has it.
         is_native: it compiles a C++ source, so that cases with headers, flags and compilers apply.
+        starts_compiler: it starts a C++ compiler, be it for a source of its own.
         settings: more variables; ``{root}`` is the bench's directory.
         is_run_by_accel_ops: the program is started by ``accel-ops run``.
         is_ours: it is part of this project.
@@ -35,6 +36,7 @@ class Contender:
     cache_variable: str
     requirements: str = ""
     is_native: bool = True
+    starts_compiler: bool = True
     settings: tuple[tuple[str, str], ...] = ()
     is_run_by_accel_ops: bool = False
     is_ours: bool = False
@@ -111,6 +113,7 @@ CONTENDERS = (
         "TRITON_CACHE_DIR",
         "triton==3.9.0",
         is_native=False,
+        starts_compiler=False,
         settings=(("TORTURE_MODULE", "op_triton"),),
     ),
     Contender(
@@ -120,6 +123,7 @@ CONTENDERS = (
         "NUMBA_CACHE_DIR",
         "numba==0.68.1",
         is_native=False,
+        starts_compiler=False,
         settings=(("TORTURE_MODULE", "op_numba"),),
     ),
 )

@@ -1,7 +1,4 @@
-"""Who asks for a compiler: what this Python process notes in the ledger when it starts a program.
-
-Every Python whose environment names a ledger imports this module first (``accel_ops.pth``), so it imports little.
-"""
+"""Who asks for a compiler: what this Python process notes in the ledger when it starts a program."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from typing import Any, NamedTuple
 from op_builder import env
 from op_builder.errors import CompilerRefused
 from op_builder.system import ledger
-from op_builder.system.after_import import AfterImport
 
 RECORDER = "recorder.so"  # next to the ledger: the library that LD_PRELOAD loads into children
 OTHER = "other"
@@ -46,8 +42,6 @@ _REMEDY = (
     "Run the program once with `accel-ops run --compiles report` to fill the cache, or leave out `--compiles raise`."
 )
 
-_is_hooked = False
-
 
 class Asker(NamedTuple):
     """Who asked: the cache, the nearest frame of its library, the nearest frame of the program, and all frames."""
@@ -68,22 +62,11 @@ class _Frame(NamedTuple):
         return self.module == package or self.module.startswith(f"{package}.")
 
 
-def note() -> None:
-    """Note the starts of programs by this process, and what Triton compiles in it, as long as there is a ledger."""
-    global _is_hooked
+def preload() -> None:
+    """Let children load the recorder, if there is a ledger."""
     kept = ledger.mode_and_file()
-    if kept is None:
-        return
-    env.set_for_libraries(preloading(kept[1]))  # a launcher may have replaced the variable
-    if _is_hooked:
-        return
-    _is_hooked = True  # an audit hook cannot be removed
-    sys.addaudithook(_on_event)
-    triton = sys.modules.get("triton.knobs")
-    if triton is not None:
-        _listen(triton)
-    else:
-        sys.meta_path.insert(0, AfterImport("triton.knobs", _listen))
+    if kept is not None:
+        env.set_for_libraries(preloading(kept[1]))
 
 
 def preloading(file: str) -> dict[str, str | None]:
@@ -93,18 +76,19 @@ def preloading(file: str) -> dict[str, str | None]:
     return {env.LD_PRELOAD.name: ":".join([*preloaded, path])} if os.path.exists(path) else {}
 
 
-def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
-    read = _COMMANDS.get(event)
-    if read is None:
-        return
+def note_start(event: str, arguments: tuple[Any, ...], frame: FrameType) -> None:
+    """Note a program's start, which Python audits in ``frame``, if there is a ledger.
+
+    Raises:
+        CompilerRefused: the ledger's mode is ``raise``, and a compiler is about to start.
+    """
     kept = ledger.mode_and_file()
     if kept is None:
         return
-    frame = sys._getframe(1)
     if event == "os.posix_spawn" and frame.f_globals.get("__name__") == "subprocess":
         return  # it was noted as subprocess.Popen
     try:
-        file, words = read(arguments)
+        file, words = _COMMANDS[event](arguments)
     except (TypeError, ValueError):  # the call itself will fail, or starts an open file
         return
     if not os.path.exists(file):  # os.execvp() tries each directory of PATH
@@ -198,7 +182,7 @@ def _frames(frame: FrameType | None) -> Iterator[_Frame]:
         frame = frame.f_back
 
 
-def _listen(knobs: ModuleType) -> None:
+def listen(knobs: ModuleType) -> None:
     """Set Triton's listener, which it calls after each compilation; one that is there already is called, too."""
     before = knobs.compilation.listener
 

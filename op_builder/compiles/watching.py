@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from op_builder import env
+from op_builder.compiles import hooks
 from op_builder.errors import ArgumentError, CompilerRefused
 from op_builder.system.ledger import mode_and_file
 
@@ -157,9 +158,7 @@ def watched(mode: str = "report") -> Iterator[Ledger]:
     follower = threading.Thread(target=ledger.follow, args=(ended, logger.warning), daemon=True)
     try:
         env.set_for_libraries({env.ACCEL_COMPILES.name: f"{mode}:{ledger.file}"})
-        from op_builder.compiles import starts
-
-        starts.note()
+        hooks.note()
         if mode == "warn":
             follower.start()
         try:

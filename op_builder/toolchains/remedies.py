@@ -76,7 +76,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"No space left on device", "Free some space on that disk."),
     (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
-        r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by) signal 9\b"
+        r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by|terminated with) signal 9\b"
         r"|Resource temporarily unavailable|\b[Cc]annot fork\b",
         OUT_OF_RESOURCES,
     ),
@@ -92,7 +92,8 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"This nvcc does not know \1\2: correct TORCH_CUDA_ARCH_LIST, or install a toolkit that knows it.",
     ),
     (
-        r"\binternal (?:compiler )?error: |command failed due to signal|died due to signal|ended by signal \d",
+        r"\binternal (?:compiler )?error: |command failed due to signal|died due to signal"
+        r"|(?:ended by|terminated with) signal \d",
         "The compiler crashed: set CXX to another version, or lower the optimization of this source; "
         "where memory is short, set ACCEL_MAX_JOBS=1.",
     ),

@@ -7,7 +7,7 @@ from benchmarks.torture.bench import HANG, Bench, Outcome, worst
 
 
 def run(bench: Bench) -> Outcome:
-    points = 3 if bench.is_quick else 10
+    points = bench.full_or_quick(10, 3)
     bench.slow_compilers(1)
     started = time.monotonic()
     whole = bench.start_until_compiling()

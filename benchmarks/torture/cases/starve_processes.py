@@ -7,7 +7,7 @@ from benchmarks.torture.bench import Bench, Outcome, worst
 def run(bench: Bench) -> Outcome:
     bench.require_compiler()
     outcomes = []
-    for limit in (4, 8) if bench.is_quick else (2, 3, 4, 5, 6, 8, 12):
+    for limit in bench.full_or_quick((2, 3, 4, 5, 6, 8, 12), (4, 8)):
         bench.clear_cache()
         with filesystems.control_group("pids", "pids.max", limit, bench.root) as group:
             run = bench.load(group=group, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")

@@ -4,7 +4,7 @@ from benchmarks.torture.bench import RIGHT, Bench, Outcome, worst
 
 
 def run(bench: Bench) -> Outcome:
-    ranks = 8 if bench.is_quick else 64
+    ranks = bench.full_or_quick(64, 8)
     bench.slow_compilers(1)
     running = [bench.start() for _ in range(ranks)]
     runs = [each.wait(timeout_s=20.0 * ranks) for each in running]

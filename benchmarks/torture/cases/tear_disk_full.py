@@ -6,7 +6,7 @@ from benchmarks.torture.bench import Bench, Outcome, worst
 
 def run(bench: Bench) -> Outcome:
     outcomes = []
-    for size in (16, 64) if bench.is_quick else (4, 16, 32, 64, 128, 256, 1024):
+    for size in bench.full_or_quick((4, 16, 32, 64, 128, 256, 1024), (16, 64)):
         with filesystems.small_disk(bench.cache, size * 1024) as enlarge:
             full = bench.load()
             if full.status != 0:

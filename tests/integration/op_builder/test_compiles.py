@@ -108,6 +108,28 @@ def test_a_compiler_that_c_code_starts_is_seen_without_frames() -> None:
     assert "gcc -c a.c" in row["library"]
 
 
+def test_a_compiler_that_starts_while_python_ends_is_seen_and_works() -> None:
+    command = [require_program("gcc"), *COMMAND[1:]]
+    last = f"def __del__(self, run=__import__('subprocess').run): run({command!r}, check=True)"
+    (row,) = compiled(f"class Last:\n    {last}\nlast = Last()")
+    assert (row["what"], Path("a.o").exists()) == ("a.c", True)
+
+
+def test_a_launcher_may_replace_the_preloaded_libraries() -> None:
+    child = [sys.executable, "-c", START.format(shutil=None, body=STARTS["list"])]
+    (row,) = compiled(f"import os, subprocess\nos.environ['LD_PRELOAD'] = ''\nsubprocess.run({child!r}, check=True)")
+    assert row["cpu_seconds"] > 0
+
+
+def test_a_watched_python_that_starts_no_program_imports_little() -> None:
+    assert (
+        compiled(
+            "import sys\nassert 'op_builder.compiles.hooks' in sys.modules\nassert 'op_builder.env' not in sys.modules"
+        )
+        == []
+    )
+
+
 def test_a_compiler_with_another_environment_is_seen_without_its_times() -> None:
     (row,) = compiled(START.format(shutil=None, body="subprocess.run(command, env={'PATH': os.environ['PATH']})"))
     assert (row["what"], row["seconds"]) == ("a.c", None)
