@@ -149,12 +149,12 @@ class Lookup:
         yield from self.cache.matching(key, self.plan.op, roots, any_compiler=self.toolset is None)
 
     def loading(self) -> Rejection | None:
-        return rejection_of(self.load_checks)
+        return rejection_of(self.load_checks) if self._to_load else None
 
     def building(self) -> Rejection | None:
         forbidden = self._forbidden() if self._to_load and not self.is_python else None
         if forbidden is not None:
-            return forbidden
+            return self.loading() or forbidden
         checks = [*self.build_checks, *(self.load_checks if self._to_load else ())]
         return rejection_of(checks) or rejection_of(self._last_checks())
 

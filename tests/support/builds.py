@@ -21,8 +21,9 @@ def compile_op(builder: OpBuilder, options: BuildOptions | None = None) -> Entry
 
 
 def find_cached(builder: OpBuilder) -> Entry | None:
-    """The entry in the cache that ``load()`` would use."""
-    return next((each.entry for each in resolve(lookup(builder), (CACHED,)) if each.rejection is None), None)
+    """The entry in the cache that was built from what the builder now has, for any device."""
+    found = Lookup(builder.spec(), builder.cache, to_load=False)
+    return next((each.entry for each in resolve(found, (CACHED,)) if each.rejection is None), None)
 
 
 def cached_or_built(builder: OpBuilder) -> Entry:

@@ -20,7 +20,7 @@ def ffi():
 
 def ours():
     from op_builder.engine import Binding, Recipe, build_library
-    build_library(Recipe("ours", Binding.PYTHON, ("plain.cpp",), module_name="plain"))
+    build_library(Recipe("plain", Binding.PYTHON, ("plain.cpp",)))
 
 globals()[sys.argv[1]]()
 """

@@ -32,7 +32,7 @@ found = torch_install.torch_install()
 os.mkdir({str(tmp_path / "lib")!r})
 for name in ("torch_cpu", "torch_python"):
     os.symlink(found.library_dir / f"lib{{name}}.so", f"{tmp_path}/lib/lib{{name}}.dylib")
-torch_install.torch_install = lambda: found._replace(root=torch_install.Path({str(tmp_path)!r}))
+loader.torch_install = lambda: found._replace(root=torch_install.Path({str(tmp_path)!r}))
 process = ctypes.CDLL(None)
 assert not hasattr(process, "aoti_torch_dtype_float32")
 loader.open_torch_globally()

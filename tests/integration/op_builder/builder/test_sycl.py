@@ -215,7 +215,6 @@ def test_a_broken_kernel_compiler_is_in_checks_and_report(
     broken = tmp_path / "libsycl-jit.so"
     broken.touch()
     monkeypatch.setattr("op_builder.toolchains.sycl.find_runtime", lambda: replace(runtime, kernel_compiler=broken))
-    assert not builder.is_compatible()
     (failed,) = failures(builder.load_checks())
     assert failed.name == "SYCL kernel compiler"
     assert failed.reason.startswith(f"{broken} cannot be opened: ")
