@@ -188,13 +188,24 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
     for name in (*names, *(("HIP_VISIBLE_DEVICES",) if is_rocm else ())):
         chosen = [str(slot) for slot in slots]
         if name in given:
-            entries = map(str.strip, given[name].split(","))
-            # An entry that is no device, such as -1, ends the list.
-            visible = list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+            visible = listed_devices(given[name])
             chosen = [visible[slot] for slot in slots if slot < len(visible)]
         if chosen:
             variables[name] = ",".join(chosen)
     return variables
+
+
+def listed_devices(text: str) -> list[str]:
+    """The devices in the value of a variable such as ``CUDA_VISIBLE_DEVICES``, as CUDA and torch read it.
+
+    They are numbers, of which text after the digits is ignored, or names with the first one's prefix, such as ``GPU-``.
+    Any other entry, such as -1, ends the list. A repeated device empties it.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    prefix = re.match(r"([A-Za-z]+-)?", entries[0])
+    pattern = re.compile(f"{prefix[0]}.*" if prefix and prefix[0] else r"\d+(\.\d+)*", re.ASCII)
+    found = [match[0] for match in itertools.takewhile(bool, map(pattern.match, entries)) if match]
+    return found if len(set(found)) == len(found) else []
 
 
 def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
