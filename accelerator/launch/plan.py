@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from accelerator.launch.binding import RankBinding, parse_core_list, plan_bindin
 from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
+from accelerator.nvml import listed_devices
 from op_builder.messages import counted
 from op_builder.system.outcomes import Rejection
 
@@ -193,19 +193,6 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
         if chosen:
             variables[name] = ",".join(chosen)
     return variables
-
-
-def listed_devices(text: str) -> list[str]:
-    """The devices in the value of a variable such as ``CUDA_VISIBLE_DEVICES``, as CUDA and torch read it.
-
-    They are numbers, of which text after the digits is ignored, or names with the first one's prefix, such as ``GPU-``.
-    Any other entry, such as -1, ends the list. A repeated device empties it.
-    """
-    entries = [entry.strip() for entry in text.split(",")]
-    prefix = re.match(r"([A-Za-z]+-)?", entries[0])
-    pattern = re.compile(f"{prefix[0]}.*" if prefix and prefix[0] else r"\d+(\.\d+)*", re.ASCII)
-    found = [match[0] for match in itertools.takewhile(bool, map(pattern.match, entries)) if match]
-    return found if len(set(found)) == len(found) else []
 
 
 def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
