@@ -6,10 +6,24 @@ bus; CUDA numbers those in ``CUDA_VISIBLE_DEVICES``, the fastest first unless ``
 
 from __future__ import annotations
 
-from itertools import takewhile
+import itertools
+import re
 from typing import Any
 
 from accelerator.vendors import import_vendor
+
+
+def listed_devices(text: str) -> list[str]:
+    """The devices in the value of a variable such as ``CUDA_VISIBLE_DEVICES``, as CUDA and torch read it.
+
+    They are numbers, of which text after the digits is ignored, or names with the first one's prefix, such as ``GPU-``.
+    Any other entry, such as -1, ends the list. A repeated device empties it.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    prefix = re.match(r"([A-Za-z]+-)?", entries[0])
+    pattern = re.compile(f"{prefix[0]}.*" if prefix and prefix[0] else r"\d+(\.\d+)*", re.ASCII)
+    found = [match[0] for match in itertools.takewhile(bool, map(pattern.match, entries)) if match]
+    return found if len(set(found)) == len(found) else []
 
 
 def visible_device(visible: str | None, index: int) -> int | str:
@@ -21,9 +35,7 @@ def visible_device(visible: str | None, index: int) -> int | str:
         raise IndexError(index)
     if visible is None:
         return index
-    # CUDA stops at the first entry that is no device.
-    entries = takewhile(lambda entry: entry and not entry.startswith("-"), map(str.strip, visible.split(",")))
-    entry = list(entries)[index]
+    entry = listed_devices(visible)[index]
     return int(entry) if entry.isdecimal() else entry
 
 

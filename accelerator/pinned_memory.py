@@ -104,12 +104,19 @@ class PinnedMemory:
     def _lock_pages(self, tensor: torch.Tensor, make_copy: bool, match_shape: bool) -> torch.Tensor:
         """:meth:`pin_memory` in whole pages; raises IncompatibleOpError if async_io cannot be built or loaded."""
         shape = tensor.shape if match_shape else (tensor.numel(),)
-        pinned = self._new_locked(tensor, shape)
-        return pinned.copy_(tensor.detach().reshape(shape)) if make_copy else pinned
+        if not make_copy:
+            return self._new_locked(tensor, shape)
+        return _marked(self._async_io().pin_memory(tensor).view(shape))
 
     def _new_locked(self, example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return _marked(self._async_io().new_cpu_locked_tensor(math.prod(shape), example).view(shape))
+
+    def _async_io(self) -> Any:
         if self._page_memory is None:
             self._page_memory = self.create_op_builder("AsyncIOBuilder").load().aio_handle()  # type: ignore[attr-defined]
-        pinned: torch.Tensor = self._page_memory.new_cpu_locked_tensor(math.prod(shape), example).view(shape)
-        pinned.ds_pinned = True  # type: ignore[attr-defined]
-        return pinned
+        return self._page_memory
+
+
+def _marked(pinned: torch.Tensor) -> torch.Tensor:
+    pinned.ds_pinned = True  # type: ignore[attr-defined]
+    return pinned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from accelerator.launch.binding import RankBinding, parse_core_list, plan_bindin
 from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
+from accelerator.nvml import listed_devices
 from op_builder.messages import counted
 from op_builder.system.outcomes import Rejection
 
@@ -188,9 +188,7 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
     for name in (*names, *(("HIP_VISIBLE_DEVICES",) if is_rocm else ())):
         chosen = [str(slot) for slot in slots]
         if name in given:
-            entries = map(str.strip, given[name].split(","))
-            # An entry that is no device, such as -1, ends the list.
-            visible = list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+            visible = listed_devices(given[name])
             chosen = [visible[slot] for slot in slots if slot < len(visible)]
         if chosen:
             variables[name] = ",".join(chosen)

@@ -132,9 +132,6 @@ def markdown(record: dict[str, Any]) -> str:
     for text, counted in (("right", ("right",)), (", ".join(BAD).lower(), BAD)):
         numbers = (sum(row["outcome"] in counted for row in seen[name]) for name in who)
         lines.append(f"| **cases: {text}** | {' | '.join(map(str, numbers))} |")
-    timed = {name: [row["seconds"] for row in seen[name] if row["seconds"] is not None] for name in who}
-    minutes = (f"{sum(timed[name]) / 60:.0f} for {len(timed[name])}" for name in who)
-    lines.append(f"| minutes for how many cases | {' | '.join(minutes)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from op_builder.builder.base import OpBuilder, planned_facts
+from op_builder.cache.machine import ThisMachine
 from op_builder.cache.store import Cache
 from op_builder.errors import MissingCUDAException
-from op_builder.load.lookup import ThisMachine
 from op_builder.plan import PlanFacts
 from op_builder.system.outcomes import CheckOutcome, guarded
 from op_builder.toolchains import checks

@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 from op_builder.cache import layout
 from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
 from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
+from op_builder.cache.machine import ExaminedMachine, machine_rejection
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
 from op_builder.cache.ownership import open_file, ownership_rejection, ownership_rejection_below, unusable
 from op_builder.errors import AccelError, CacheError
@@ -122,12 +123,14 @@ class Cache:
                 yield entry, rejection
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
-        """The first usable entry of :meth:`matching`, or None."""
-        matching = self.matching(key, op, roots, any_compiler=any_compiler)
-        usable = next((entry for entry, rejection in matching if rejection is None), None)
-        if usable is not None:
-            self.note_use(usable)
-        return usable
+        """The first usable entry of :meth:`matching`, or None; one of any compiler must fit this machine."""
+        for entry, rejection in self.matching(key, op, roots, any_compiler=any_compiler):
+            if rejection is None and any_compiler:
+                rejection = machine_rejection(entry.manifest, ExaminedMachine())
+            if rejection is None:
+                self.note_use(entry)
+                return entry
+        return None
 
     def note_use(self, entry: Entry) -> None:
         """Renew an entry's time of last use, for pruning; at most twice a minute, and not in a read-only cache."""

@@ -31,7 +31,8 @@ class JitCache(NamedTuple):
     Attributes:
         name: whose it is.
         variable: names its directory, or the directory that contains it.
-        default: without the variable. ``{cache}`` is ``$XDG_CACHE_HOME`` or ``~/.cache``. Empty if there are many.
+        default: without the variable. ``{cache}`` is ``$XDG_CACHE_HOME`` or ``~/.cache``,
+            ``{triton}`` is ``$TRITON_HOME`` or ``~``. Empty if there are many.
         copied: what becomes of a copy in another directory, or after a move.
         is_tested: whether it was tried with ``accel-ops run --compiles``; else its documentation says so.
         below: the cache, below the directory that the variable names.
@@ -52,7 +53,7 @@ CACHES = (
     JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}", "hits, but see below", True),
     JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "{cache}/torch_extensions", "hits if file times are kept", True),
     JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "{home}/.cache/tvm-ffi", "compiles again", True),
-    JitCache("Triton", "TRITON_CACHE_DIR", "{home}/.triton/cache", "hits, but names files of the old place", True),
+    JitCache("Triton", "TRITON_CACHE_DIR", "{triton}/.triton/cache", "hits, but names files of the old place", True),
     JitCache("Numba", "NUMBA_CACHE_DIR", "", "hits for the same sources, by path and time", True),
     JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", "{home}/.cache/flashinfer", below=".cache/flashinfer"),
     JitCache("SGLang", "SGLANG_JIT_CACHE_DIR"),
@@ -115,11 +116,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="print the variables that put all caches below ROOT",
         epilog=f"Example: '{prog} env /data/jit'.",
     )
-    printed.add_argument("root", metavar="ROOT", type=Path, help="a directory, which need not exist")
+    printed.add_argument("root", metavar="ROOT", type=_root, help="a directory, which need not exist")
     printed.add_argument("--json", action="store_true", help="print them as JSON")
     options = parser.parse_args(arguments)
     if options.command == "env":
-        values = variables(Path(os.path.abspath(options.root)))
+        values = variables(options.root)
         lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()] + [_ELSEWHERE]
         print(json.dumps(values, indent=1) if options.json else "\n".join(lines))
         return 0
@@ -129,6 +130,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     else:
         _print(found)
     return 0
+
+
+def _root(text: str) -> Path:
+    path = Path(os.path.abspath(text))
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; name a directory")
+    if os.path.lexists(path) and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a directory; name one, or a path that does not exist")
+    return path
 
 
 def _found(cache: JitCache) -> Found:
@@ -148,6 +158,7 @@ def _default(template: str) -> Path | None:
         return None
     values: dict[str, Callable[[], object]] = {
         "home": Path.home,
+        "triton": lambda: env.of_another_program("TRITON_HOME") or Path.home(),
         "cache": lambda: env.XDG_CACHE_HOME.get() or Path.home() / ".cache",
         "tmp": tempfile.gettempdir,
         "user": getpass.getuser,

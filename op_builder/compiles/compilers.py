@@ -9,8 +9,9 @@ from collections.abc import Sequence
 COMPILERS = (
     *("cc", "c++", "gcc", "g++", "clang", "clang++", "gfortran", "zig"),
     *("flang", "flang-new", "rustc"),
+    *("cc1", "cc1plus", "f951", "lto1"),  # started by gcc, g++ and gfortran
     *("icx", "icpx", "icc", "icpc", "ifx", "dpcpp", "ocloc", "ispc"),  # Intel
-    *("nvcc", "cicc", "ptxas", "ptxas-blackwell", "nvc", "nvc++"),  # NVIDIA
+    *("nvcc", "cicc", "ptxas", "ptxas-blackwell", "nvlink", "fatbinary", "nvc", "nvc++"),  # NVIDIA
     *("hipcc", "amdclang", "amdclang++"),  # AMD
     *("bisheng", "ccec", "cncc", "mcc"),  # Huawei, Cambricon, Moore Threads
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from op_builder.cache.machine import ExaminedMachine
 from op_builder.errors import AccelError
-from op_builder.load.lookup import Lookup, ThisMachine
+from op_builder.load.lookup import Lookup
 from op_builder.load.open import NOEXEC_REMEDY
-from op_builder.load.prebuilt import cxx_library_versions
 from op_builder.load.resolve import BINARIES, BUILD, PREBUILT, Candidate, PrebuiltFacts, resolve
 from op_builder.system.file_contents import mapping_error
 from op_builder.system.outcomes import Rejection
@@ -62,7 +62,7 @@ class _UnopenedLookup(Lookup):
 
     def __init__(self, spec: OpSpec, cache: Cache) -> None:
         super().__init__(spec, cache)
-        self.machine = _ExaminedMachine()
+        self.machine = ExaminedMachine()
 
     def prebuilt(self) -> Iterator[PrebuiltFacts]:
         for found in super().prebuilt():
@@ -72,12 +72,6 @@ class _UnopenedLookup(Lookup):
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         for entry, rejection in super().cached():
             yield entry, rejection or _mapping_rejection(entry)
-
-
-class _ExaminedMachine(ThisMachine):
-    @property
-    def cxx_library(self) -> frozenset[str]:
-        return cxx_library_versions()
 
 
 def _mapping_rejection(entry: Entry) -> Rejection | None:

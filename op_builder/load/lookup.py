@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from op_builder import env
-from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots, cpu_digest, plan_key, platform_name
+from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots, plan_key
+from op_builder.cache.machine import ThisMachine
 from op_builder.cache.store import CHANGED, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.load.open import opened_entries
@@ -20,13 +21,11 @@ from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
 from op_builder.system.computed_once import computed_once
 from op_builder.system.outcomes import Failed, Rejection, guarded, rejection_of
-from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
 if TYPE_CHECKING:
     from op_builder.system.outcomes import CheckOutcome
     from op_builder.system.target import Target
-    from op_builder.toolchains.sycl_runtime import SyclRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -212,66 +211,3 @@ def without_compiling() -> Iterator[None]:
 def is_listing() -> bool:
     """Whether this thread is inside :func:`without_compiling`."""
     return getattr(_thread, "is_listing", False)
-
-
-class ThisMachine:
-    """What a binary must fit here."""
-
-    @property
-    def platform(self) -> str:
-        return platform_name()
-
-    @property
-    def cpu(self) -> str:
-        return cpu_digest()
-
-    @property
-    def glibc(self) -> str:
-        """Empty for another C library."""
-        try:
-            return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
-        except (AttributeError, OSError, ValueError):
-            return ""
-
-    @property
-    def torch_release(self) -> tuple[int, int]:
-        return torch_install().release
-
-    @property
-    def torch_version(self) -> str:
-        return torch_install().version
-
-    @property
-    def python_abi(self) -> str:
-        import sysconfig
-
-        return str(sysconfig.get_config_var("EXT_SUFFIX"))
-
-    @property
-    def cuda_capabilities(self) -> list[tuple[int, int]]:
-        """Of the visible devices."""
-        if torch_install().cuda is None:
-            return []
-        import torch
-
-        return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
-
-    @property
-    def sycl(self) -> SyclRuntime | None:
-        from op_builder.toolchains.sycl_runtime import find_runtime
-
-        return find_runtime()
-
-    @property
-    def tvm_ffi(self) -> str:
-        from op_builder.toolchains.tvm_ffi import tvm_ffi_library
-
-        try:
-            return tvm_ffi_library().version
-        except AccelError:
-            return ""
-
-    @property
-    def cxx_library(self) -> frozenset[str]:
-        """Empty, because opening a binary finds out faster."""
-        return frozenset()

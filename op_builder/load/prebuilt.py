@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +130,6 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
     places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
     return [f"header {header.path}" for header in own if not header.is_unchanged(roots)]
-
-
-@lru_cache(maxsize=1)
-def cxx_library_versions() -> frozenset[str]:
-    """The symbol versions in the libstdc++ of this process; empty if unknown."""
-    import ctypes
-    import re
-
-    try:
-        ctypes.CDLL("libstdc++.so.6")
-        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        path = next(line.split(maxsplit=5)[5] for line in mapped if "/libstdc++.so" in line)
-        found = re.findall(rb"(?:GLIBCXX|CXXABI)_[0-9.]+", Path(path).read_bytes())
-    except (OSError, StopIteration):
-        return frozenset()
-    return frozenset(name.decode() for name in found)
 
 
 def _damage(entry: Entry) -> Rejection | None:

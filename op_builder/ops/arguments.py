@@ -276,14 +276,23 @@ def not_dense(what: str, tensor: Any) -> OpArgumentError:
 
 
 def require_memory(what: str, tensor: torch.Tensor) -> None:
-    """Raise an OpArgumentError if a dense tensor reaches beyond its storage: reading it would end the process."""
+    """Raise an OpArgumentError if a dense tensor reaches beyond its storage: reading it would end the process.
+
+    torch's own functions do not check it. Ignores tensors that are traced, and wrappers without storage, as in
+    ``torch.func.vmap``.
+    """
+    if is_traced():
+        return
+    try:
+        stored = tensor.untyped_storage().nbytes()
+    except RuntimeError:
+        return
     last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = (last + 1) * tensor.element_size() if tensor.numel() else 0
-    stored = tensor.untyped_storage().nbytes()
     if stored < end:
         raise OpArgumentError(
-            f"{what} reaches to byte {end} of its storage, which has {stored}.",
-            "Do not free or shrink the storage of a tensor in use, for example by x.untyped_storage().resize_(0).",
+            f"{what} reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",
+            f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
         )
 
 

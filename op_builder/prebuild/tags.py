@@ -6,8 +6,8 @@ import platform
 import sys
 from collections.abc import Sequence
 
+from op_builder.cache.machine import numbers
 from op_builder.cache.store import Manifest
-from op_builder.load.resolve import numbers
 from op_builder.system.target import Target
 
 GCC_LIBRARIES = (

@@ -16,9 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from op_builder.cache.key import cpu_digest
+from op_builder.cache.machine import cxx_library_versions, numbers
 from op_builder.errors import ToolchainError
-from op_builder.load.prebuilt import cxx_library_versions
-from op_builder.load.resolve import numbers
 from op_builder.report.known_symbols import KnownSymbols
 from op_builder.report.requirements import Machine
 from op_builder.system.cpu_isa import architecture_flag

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from op_builder.load.resolve import numbers
+from op_builder.cache.machine import numbers
 from op_builder.plan import ENTRY_POINT
 from op_builder.prebuild.tags import glibc_of_cxx
 from op_builder.report.known_symbols import LIBRARIES, KnownSymbols

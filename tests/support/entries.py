@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from op_builder.cache.key import Header, PlanKey, Roots, SystemHeaders
+from op_builder.cache.key import Header, PlanKey, Roots, SystemHeaders, platform_name
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.system.records import encode
 
-_PARTS = {"op": "small", "binding": "stable", "c++ compiler": "g++ 12"}
+_PARTS = {"op": "small", "platform": platform_name(), "binding": "stable", "c++ compiler": "g++ 12"}
 _ROOTS = Roots({"include0": "/nowhere"})
 
 

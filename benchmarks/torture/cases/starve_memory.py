@@ -1,4 +1,4 @@
-"""the compiler is killed for want of memory (by the kernel, in a control group)"""
+"""the compiler is killed for lack of memory (by the kernel, in a control group)"""
 
 from benchmarks.torture import filesystems
 from benchmarks.torture.bench import Bench, Outcome, worst

@@ -1,4 +1,4 @@
-"""the source has an error (right: the last ten lines name the file and the error)"""
+"""the source has an error (clear error: the last ten lines name the file and the error)"""
 
 from benchmarks.torture.bench import CLEAR, UNCLEAR, Bench, Outcome
 

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
 from op_builder.errors import CommunicationError, OpArgumentError
+from op_builder.ops.arguments import require_memory
 from op_builder.ops.comm.arguments import (
     Tensors,
     dense,
@@ -159,6 +160,8 @@ class GlooCollectives:
 
     def send_or_receive(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Work:
         """Start a transfer between two ranks. The caller's wait finishes it. A tensor to fill must be contiguous."""
+        for tensor in flat_tensors(arguments[0]):
+            require_memory("The tensor", tensor)
         if name != "send" and not all(tensor.is_contiguous() for tensor in flat_tensors(arguments[0])):
             raise OpArgumentError(
                 "The tensor to receive into is not contiguous.", "Receive into x.contiguous(), and copy that to x."

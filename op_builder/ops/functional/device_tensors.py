@@ -12,14 +12,14 @@ import torch
 from op_builder.cache.store import Cache
 from op_builder.errors import OpArgumentError
 from op_builder.load.load import load
-from op_builder.ops.arguments import explained, is_dense, not_dense, untraced
+from op_builder.ops.arguments import explained, is_dense, not_dense, require_memory, untraced
 from op_builder.spec import OpFamily
 
 _DEVICES = ("cpu", "xpu")
 
 
 def require_plain(name: str, tensor: Any) -> None:
-    """Raise an OpArgumentError unless it is a dense tensor on the CPU or an XPU device that needs no gradient."""
+    """Raise an OpArgumentError unless it is a dense tensor in memory of the CPU or an XPU device, without gradient."""
     if not is_dense(tensor):
         raise not_dense(name, tensor)
     if tensor.device.type not in _DEVICES:
@@ -27,6 +27,7 @@ def require_plain(name: str, tensor: Any) -> None:
             f"{name} is on device {tensor.device}; this op supports the CPU and XPU devices.",
             "Move it, for example by x.cpu().",
         )
+    require_memory(name, tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise OpArgumentError(
             f"{name} requires a gradient, and this op has no backward.", "Call it under torch.no_grad(), or detach x."

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import whole_number
+from op_builder.ops.arguments import require_memory, whole_number
 from op_builder.ops.declare import python_spec, sycl_spec
 from op_builder.ops.functional.device_tensors import call, load_sycl, require_plain
 from op_builder.spec import OpFamily
@@ -122,6 +122,7 @@ def _first(name: str, tensor: torch.Tensor, size: int) -> torch.Tensor:
         raise OpArgumentError(
             f"size is {size}; {name} has {tensor.numel()} elements.", f"Pass a size of 0 to {tensor.numel()}."
         )
+    require_memory(name, tensor)
     return tensor.reshape(-1)[:size]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from op_builder.ops.arguments import require_memory
 from op_builder.ops.declare import python_spec
 from op_builder.spec import OpFamily
 
@@ -15,6 +16,8 @@ class FlatModule:
 
     def flatten(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """A new one-dimensional tensor with the elements of all tensors, which have one type and device."""
+        for tensor in tensors:
+            require_memory("A tensor", tensor)
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
     def unflatten(self, flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

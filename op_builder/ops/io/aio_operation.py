@@ -10,7 +10,7 @@ from typing import NamedTuple, Union
 import torch
 
 from op_builder.errors import OpArgumentError, StorageError
-from op_builder.ops.arguments import bounded_int
+from op_builder.ops.arguments import bounded_int, require_memory
 
 File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 """A file's name, or an open descriptor."""
@@ -124,21 +124,15 @@ def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
 
 
 def check_memory(tensor: torch.Tensor, role: str) -> None:
-    """Refuse a strided CPU tensor whose elements are not in memory.
+    """Refuse a strided tensor whose elements are not in memory.
 
     Raises:
         OpArgumentError: it has no memory (in ``FakeTensorMode`` or ``torch.func.vmap``), or was freed.
     """
+    require_memory(role, tensor)
     try:
-        stored = tensor.untyped_storage().nbytes()
-        end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes if tensor.is_contiguous() else 0
-        if tensor.nbytes > 0 and end > stored:
-            raise OpArgumentError(
-                f"{role} reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",
-                f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
-            )
         storage = tensor.untyped_storage()  # on the meta device for a FakeTensor, which has no address
-        has_memory = storage.device.type == "cpu" and (tensor.nbytes == 0 or storage.data_ptr() != 0)
+        has_memory = storage.device.type == tensor.device.type and (tensor.nbytes == 0 or storage.data_ptr() != 0)
     except RuntimeError:  # a wrapper of another tensor has neither storage nor address
         has_memory = False
     if not has_memory:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from op_builder.errors import AccelError, OpArgumentError, StorageError
-from op_builder.ops.arguments import bytes_of
+from op_builder.ops.arguments import bytes_of, require_memory
 from op_builder.ops.io import checkpoint_files as files
 from op_builder.ops.io.checkpoint_files import Part, PartRead
 from op_builder.ops.io.file_pieces import Handles, memory_of
@@ -297,6 +297,7 @@ def _part_read(item: ReadItem, part: Part, planner: LoadPlanner) -> PartRead:
         body = torch.empty(part.size_bytes, dtype=torch.uint8)
         return PartRead(name, part, 0, body, lambda: planner.load_bytes(item, io.BytesIO(bytes(memory_of(body)))))
     target = planner.resolve_tensor(item).detach()
+    require_memory(f"The tensor to load {name!r} into", target)
     dtype = DTYPES[part.dtype]
     if list(item.lengths) == list(part.sizes) and target.dtype == dtype and is_filled_in_place(target):
         torch.autograd.graph.increment_version(target)

@@ -13,7 +13,7 @@ import torch
 
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.messages import warn_once
-from op_builder.ops.arguments import bounded_int, untraced
+from op_builder.ops.arguments import bounded_int, require_memory, untraced
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,15 @@ class LockedTensors:
         finalizer.atexit = False  # a tensor may be used until the process ends
         _blocks[address] = block
         return torch.frombuffer(buffer, dtype=dtype, count=count)
+
+    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of a dense tensor in page-locked memory; raises as :meth:`new_cpu_locked_tensor`.
+
+        An OpArgumentError also if the tensor's storage was freed.
+        """
+        pinned = self.new_cpu_locked_tensor(tensor.numel(), tensor).view(tensor.shape)
+        require_memory("The tensor", tensor)
+        return pinned.copy_(tensor.detach())
 
     @untraced
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:

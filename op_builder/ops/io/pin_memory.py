@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from op_builder.ops.declare import host_recipe, native_spec
 from op_builder.ops.io.locked_memory import LockedTensors
 from op_builder.spec import OpFamily
@@ -15,11 +13,6 @@ class PinMemoryModule(LockedTensors):
     def pin_handle(self) -> LockedTensors:
         """An object with the functions on locked tensors, as :class:`op_builder.ops.io.aio_handle.Handle` has them."""
         return LockedTensors(self._ops)
-
-    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of a CPU tensor in page-locked memory."""
-        pinned = self.new_cpu_locked_tensor(tensor.numel(), tensor).view(tensor.shape)
-        return pinned.copy_(tensor.detach())
 
 
 OP = OpFamily(

@@ -216,7 +216,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _require_unchanged(path: Path, before: os.stat_result, after: os.stat_result) -> None:
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    if _was_written(path, before, after):
         raise StorageError(
             f"Loading {path} failed: another program changed the file meanwhile.",
             "Load it again when it is complete. A program that writes a new file and renames it disturbs no reader.",
@@ -225,6 +225,21 @@ def _require_unchanged(path: Path, before: os.stat_result, after: os.stat_result
             offset=0,
             bytes_done=0,
         )
+
+
+def _was_written(path: Path, before: os.stat_result, after: os.stat_result) -> bool:
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        return True
+    if before.st_ctime_ns == after.st_ctime_ns:
+        return False
+    # A program can restore st_mtime_ns, as tar and `cp -p` do, but not st_ctime_ns. A file that keeps its content has a
+    # new st_ctime_ns if it was renamed or removed, or got another link, mode or owner.
+    try:
+        has_its_name = os.path.samestat(os.stat(path), after)
+    except OSError:
+        has_its_name = False
+    kept = all(getattr(before, name) == getattr(after, name) for name in ("st_nlink", "st_mode", "st_uid", "st_gid"))
+    return has_its_name and kept
 
 
 def _read_entries(path: Path, descriptor: int, status: os.stat_result) -> tuple[list[TensorEntry], int]:

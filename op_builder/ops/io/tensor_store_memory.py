@@ -35,10 +35,10 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
         raise OpArgumentError(f"A tensor of {tensor.dtype} cannot be stored.", "Pass x.int_repr(), or x.dequantize().")
     if tensor.dim() > _MAX_DIMENSIONS:
         raise OpArgumentError(f"A tensor of {tensor.dim()} dimensions cannot be stored.", "Pass x.flatten().")
+    check_memory(tensor, "The tensor")
     info = TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize, "")
     with torch.no_grad():
         values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    check_memory(values, "The tensor")
     return bytes_of(values), info
 
 
@@ -53,8 +53,7 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
         )
     if out.layout != torch.strided or out.is_nested or out.device.type == "meta" or is_overlapping(out):
         raise OpArgumentError("out is not a dense tensor with memory for each element.", "Pass torch.empty(...).")
-    if out.device.type == "cpu":
-        check_memory(out, "out")
+    check_memory(out, "out")
 
 
 def is_filled_in_place(out: torch.Tensor) -> bool:

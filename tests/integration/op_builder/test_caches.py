@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.commands.caches import CACHES, find_caches, variables
+from op_builder.commands.caches import CACHES, find_caches, main, variables
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, output_of, python
 from tests.support.jit_programs import EXTENSION, PARTS, PROGRAM
@@ -46,6 +46,19 @@ def test_a_cache_is_found_at_its_default_place_and_where_its_variable_says(tmp_p
     table = caches(**changes)
     assert f"{ours}  2 KiB" in table
     assert "Not found: Inductor, cpp_extension" in table
+
+
+def test_the_home_of_triton_contains_its_cache(tmp_path: Path) -> None:
+    found = rows(**{**UNSET, "TRITON_HOME": str(tmp_path)})["Triton"]
+    assert (found["directory"], found["is_set"]) == (str(tmp_path / ".triton" / "cache"), False)
+
+
+@pytest.mark.parametrize("root", ["", " ", __file__, "/dev/null"])
+def test_variables_need_a_directory(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["env", root])
+    written = capsys.readouterr()
+    assert (written.out, "argument ROOT" in written.err) == ("", True)
 
 
 def test_a_user_without_a_home_has_a_list(tmp_path: Path) -> None:

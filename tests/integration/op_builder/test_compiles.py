@@ -222,7 +222,7 @@ def test_arguments_with_any_character_are_kept() -> None:
 
 CASES: list[tuple[str, Sequence[str], bool]] = [
     *((name, ["a.c"], True) for name in ("gcc", "x86_64-linux-gnu-g++-12", "clang++-18", "c++", "aarch64-conda-g++")),
-    *((name, ["a.c"], False) for name in ("ccache", "gccgo-x", "g++-", "cc1plus", "ld", "ninja", "clang-tidy", "12-g")),
+    *((name, ["a.c"], False) for name in ("ccache", "gccgo-x", "g++-", "collect2", "ld", "clang-tidy", "12-g")),
     *(
         ("g++", words, False)
         for words in ([], ["--version"], ["-v"], ["-E", "a.c"], ["-print-prog-name=as"], ["-M", "a"])
@@ -248,6 +248,8 @@ CASES: list[tuple[str, Sequence[str], bool]] = [
         )
     ),
     ("flang-new-18", ["a.f90"], True),
+    *((name, ["--create", "a", "b"], True) for name in ("cc1", "cc1plus", "nvlink", "fatbinary", "cicc", "ptxas")),
+    ("cc1plus", ["-E", "a.c"], False),
 ]
 
 

@@ -178,6 +178,8 @@ ALIKE, MIXED, IN_MIG, FASTEST, BUS = "AAA", "ABA", "MMM", "FASTEST_FIRST", "PCI_
         (ALIKE, "2,0", None, -1, None),
         (ALIKE, "-1", None, 0, None),  # CUDA stops at the first entry that is no device
         (ALIKE, "0,-1,1", None, 1, None),
+        (ALIKE, "2,2", None, 0, None),
+        (ALIKE, "2gpu", None, 0, 30),
         # Different models have the same numbers only in the order of the bus.
         (MIXED, None, None, 0, None),
         (MIXED, "1", FASTEST, 0, None),

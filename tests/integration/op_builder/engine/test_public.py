@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import OpBuilder, env
+from op_builder.cache.manifest import MANIFEST, Manifest
 from op_builder.engine import Binding, BuiltLibrary, JobBudget, Recipe, build_library, user_cache_dir
 from op_builder.errors import (
     AccelError,
@@ -86,6 +87,14 @@ def test_the_cache_serves_a_machine_without_a_compiler(root: Path, tmp_path: Pat
         assert build_library(ONE, cache_root=root) == built._replace(is_cached=True, reasons=())
         with pytest.raises(ToolchainError, match="compiler"):
             build_library(VALUE, cache_root=root)
+
+
+def test_an_entry_that_does_not_fit_the_machine_is_no_hit_without_a_compiler(root: Path, tmp_path: Path) -> None:
+    manifest = build_library(ONE, cache_root=root).path.with_name(MANIFEST)
+    newer = Manifest.from_json(manifest.read_text())._replace(needs={"GLIBC": "9.99"})
+    manifest.write_text(newer.to_json())
+    with env.scope(PATH=str(tmp_path), CXX=None), pytest.raises(ToolchainError, match="compiler"):
+        build_library(ONE, cache_root=root)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatc
     tree = Tree(tmp_path, f'{ACME_ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
     worker.prebuild(tree.root, EVERYTHING)
     assert is_prebuilt(the_op())
-    monkeypatch.setattr("op_builder.load.lookup.cpu_digest", lambda: "another")
+    monkeypatch.setattr("op_builder.cache.machine.cpu_digest", lambda: "another")
     found = prebuilt(the_op())
     assert found is not None
     assert found.rejection is not None

@@ -299,7 +299,10 @@ def test_a_file_that_is_truncated_while_it_is_read_is_an_error(
     assert caught.value.filename == str(path)
 
 
-def test_a_file_that_is_changed_and_restored_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_time_restored", [False, True])
+def test_a_file_that_is_changed_and_restored_while_it_is_read_is_an_error(
+    tmp_path: Path, is_time_restored: bool
+) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"x": random_bytes(100 * PIECE)}, path)
     content = path.read_bytes()
@@ -310,6 +313,8 @@ def test_a_file_that_is_changed_and_restored_while_it_is_read_is_an_error(tmp_pa
             file.write(bytes(len(content)))
             file.seek(0)
             file.write(content)
+        if is_time_restored:
+            os.utime(path, (0, 0))
 
     with pytest.raises(StorageError, match="changed the file"):
         load_safetensors(path, progress=rewrite)
@@ -328,6 +333,26 @@ def test_later_changes_of_a_file_reach_only_tensors_that_are_mapped(tmp_path: Pa
     assert (raw(found) == bytes(3 * PIECE)) == is_mapped
     found.fill_(1)
     assert path.read_bytes() == bytes(len(content))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.rename(path.with_name("y")),
+        lambda path: path.with_name("y").hardlink_to(path),
+        lambda path: path.chmod(0o600),
+    ],
+    ids=["renamed", "linked", "mode"],
+)
+def test_a_new_name_or_mode_of_a_file_that_is_read_is_no_change_of_its_content(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"x": random_bytes(3 * PIECE)}, path)
+    path.chmod(0o644)
+    content = path.read_bytes()
+    found = load_safetensors(path, progress=lambda done, total: change(path) if done == total else None)
+    assert raw(found["x"]) == content[-3 * PIECE :]
 
 
 def test_a_file_may_be_replaced_and_removed_while_it_is_read(tmp_path: Path) -> None:

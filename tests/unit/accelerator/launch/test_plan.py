@@ -151,11 +151,21 @@ def test_variables_are_forwarded_by_prefix_except_visible_devices(
     [
         (None, (0, 1), "0,1"),
         (None, (2,), "2"),
-        ("4, 5,GPU-ab", (1, 2), "5,GPU-ab"),
+        ("4, 5", (1,), "5"),
+        ("GPU-a, GPU-b", (1,), "GPU-b"),
         ("4,5", (0, 1, 2), "4,5"),
         ("0,-1,2", (0, 2), "0"),
         *((hidden, (0,), None) for hidden in ("", " ", "-1")),
         ("4", (1,), None),
+        ("4,4", (0, 1), None),
+        ("4,5,4", (0,), None),
+        ("4,-1,4", (0,), "4"),
+        ("4gpu,5 a", (1,), "5"),
+        ("4,GPU-a", (0, 1), "4"),
+        ("GPU-a,GPU-b,4", (1, 2), "GPU-b"),
+        ("GPU-a,GPU-a", (0,), None),
+        ("GPU-a,MIG-b", (0, 1), "GPU-a"),
+        ("none", (0,), None),
     ],
 )
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HIP_VISIBLE_DEVICES"])

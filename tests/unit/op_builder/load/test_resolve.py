@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from op_builder.cache.key import SystemHeaders
+from op_builder.cache.machine import machine_rejection
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
-from op_builder.load.resolve import WITHOUT_PREBUILT, PrebuiltFacts, machine_rejection, resolve
+from op_builder.load.resolve import WITHOUT_PREBUILT, PrebuiltFacts, resolve
 from op_builder.system.outcomes import Rejection
 
 MACHINE: dict[str, Any] = {
