@@ -54,7 +54,8 @@ FILES = {
     "another/platform.h": "#define PLATFORM 2\n",
     "empty/unread.h": "",
     "number": "1",
-    "flags.rsp": "-DDEFINED=1",
+    "flags.rsp": "@{tree}/inner.rsp",
+    "inner.rsp": "-DDEFINED=1",
     "symbols.map": "{};",
 }
 
@@ -83,7 +84,7 @@ def written(directory: Path) -> Path:
     """All files, and the tools: ``cxx`` is a script that runs a program of PATH."""
     for name, text in FILES.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
+        (directory / name).write_text(text.replace("{tree}", str(directory)))
     (directory / "op" / "include" / "outer.h").symlink_to("outer-1.h")
     archives = "g++ -fPIC -c op/chosen.cpp -o chosen.o && ar rcs behind.a chosen.o && cp behind.a named.a"
     assert os.system(f"cd '{directory}' && {archives}") == 0
@@ -141,6 +142,7 @@ FILE_CHANGES = {
     "op/include/looked_for.h": "looked_for.h changed",
     # Inputs that no depfile of a compiler lists.
     "flags.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
+    "inner.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
     "symbols.map": "symbols.map:",
     "number": "number changed",
     "libchosen.so": "system headers changed",
@@ -374,7 +376,6 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
         ('asm(".include \\"{tree}/number\\"");', "", "clang++"),
         ('#if 0\n#embed "{tree}/number"\n#endif', "", "g++"),
         ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "", "g++"),
-        ("", "@{tree}/outer.rsp", "g++"),
         ("", "-specs={tree}/number", "g++"),
     ],
 )
@@ -382,8 +383,6 @@ def test_what_no_tool_lists_is_built_again_by_the_next_process(
     small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, flag: str, compiler: str
 ) -> None:
     (tmp_path / "number").write_text("")
-    (tmp_path / "inner.rsp").write_text("-DINNER")
-    (tmp_path / "outer.rsp").write_text(f"@{tmp_path}/inner.rsp")
     (small.directory / "small.cpp").write_text(f"{line.format(tree=tmp_path)}\n{ENTRY}")
     small.flags += [flag.format(tree=tmp_path)]
     with env.scope(CXX=require_program(compiler)):
