@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from op_builder import env
@@ -58,6 +59,7 @@ _OF_THE_USER = {
 }
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
+_SEARCH_LIST = re.compile(r'^#include "\.\.\." search starts here:\n(.*?)^End of search list', re.MULTILINE | re.DOTALL)
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
 LINKED_FLAG = "--dependency-file"
@@ -198,12 +200,24 @@ def _script(path: str) -> str:
     return "" if b"\0" in text else os.fsdecode(text)
 
 
-def searched_directories(command: tuple[str, ...]) -> list[str]:
-    """The directories in which a compiler searches for ``<...>`` by default, in order."""
-    environment = env.compiler_environment(is_for_target=False)
-    answer = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=environment)
-    listed = answer.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
-    return [line.strip() for line in listed.split("\n") if line.strip()]
+@lru_cache(maxsize=256)
+def searched_directories(
+    command: tuple[str, ...], language: str, is_for_target: bool, _tools: tuple[tuple[str, str], ...]
+) -> tuple[str, ...]:
+    """The directories in which a compiler with its flags searches for headers, in order; empty if it lists none.
+
+    It lists those that it omits, because they are missing or double, without their places: they come first.
+
+    Args:
+        language: in the compiler's words.
+        _tools: the identities of the tools, with the variables that they read.
+    """
+    lists = ["-Xcompiler", "-v"] if language == "cu" else ["-v"]
+    environment = env.compiler_environment(is_for_target=is_for_target)
+    answer = run([*command, "-E", *lists, "-x", language, os.devnull], environment=environment).errors
+    listed = [name for part in _SEARCH_LIST.findall(answer) for name in re.findall(r"^ (/.*)$", part, re.MULTILINE)]
+    omitted = re.findall(r'^ignoring .* directory "(/.+)"$', answer, re.MULTILINE)
+    return tuple(dict.fromkeys([*omitted, *listed])) if listed else ()
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:

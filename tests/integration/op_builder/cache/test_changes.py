@@ -163,6 +163,46 @@ def test_a_changed_or_new_file_is_a_miss_that_names_it(builder: ChangedBuilder, 
     assert len(differences) == 1 + (name in ("named.a", "symbols.map")), "the linker lists it, too"
 
 
+@needs_gxx
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        ("--include-directory={}/a -I{}/b", {}),
+        ("-isystem {}/b", {"CPATH": "{}/a"}),
+        ("-idirafter {}/b", {"CPLUS_INCLUDE_PATH": "{}/a"}),
+        ("-iprefix {}/ -iwithprefixbefore a -isystem{}/b", {}),
+        ("", {"CPATH": "{}/a:{}/b"}),
+    ],
+)
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_new_header_in_an_earlier_directory_counts(
+    small: SmallBuilder, tmp_path: Path, flags: str, variables: dict[str, str], is_missing: bool
+) -> None:
+    for name in ("b", "c") if is_missing else ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b" / "found.h").touch()
+    (small.directory / "small.cpp").write_text(f"#include <stdlib.h>\n#include <found.h>\n{ENTRY}")
+    small.flags += [*flags.replace("{}", str(tmp_path)).split(), "-idirafter", f"{tmp_path}/c"]
+    with env.scope(**{name: value.replace("{}", str(tmp_path)) for name, value in variables.items()}):
+        compile_op(small)
+        (tmp_path / "c" / "found.h").touch()
+        assert find_cached(small) is not None, "a later directory does not count"
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / "found.h").touch()
+        assert misses(small) == [f"../a{'' if is_missing else '/found.h'} is new"]
+
+
+@needs_gxx
+def test_a_new_header_that_precedes_one_of_the_system_counts(small: SmallBuilder) -> None:
+    (small.directory / "small.cpp").write_text(f"#include <stdlib.h>\n#include <vector>\n{ENTRY}")
+    compile_op(small)
+    for name in ("stdlib.h", "vector"):
+        (small.directory / "include" / name).touch()
+        assert misses(small) == [f"{name} is new"]
+        (small.directory / "include" / name).unlink()
+    assert misses(small) is None
+
+
 def removed_header(builder: SmallBuilder) -> None:
     (builder.directory / "include" / "nested.h").unlink()
 
