@@ -14,7 +14,7 @@ from pathlib import Path
 from op_builder.cache.key import Header, Roots, SystemHeaders, unlisted
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
-from op_builder.toolchains.flags import indirect_flags
+from op_builder.toolchains.flags import indirect_flags, named_directories
 
 
 class HeaderGoneError(Exception):
@@ -53,6 +53,7 @@ def read_headers(
     listed = {_without_dots(os.path.join(path.parent, name)) for path in depfiles for name in _listed(path)}
     texts = dict(_own_texts(plan, {*sources, *listed}, roots))
     orders = [[_without_dots(directory) for directory in directories] for directories in searched]
+    flags = list(flags)
     unclear = indirect_flags(flags) + ([] if all(orders) else ["a compiler that lists no include directories"])
     for name, text in texts.items():
         match = _HIDDEN.search(text) or (_ASSEMBLED.search(text) if assembled is None else None)
@@ -66,8 +67,11 @@ def read_headers(
     beside = list(dict.fromkeys(map(os.path.dirname, sources)))  # for #include "..." by a macro
     empty += _earlier(own, [[*beside, *order] for order in orders]) + _earlier(listed - own, orders)
     places = {name: roots.name(name) for name in listed | looked_up}
+    missing = set(map(_first_missing, dict.fromkeys(empty))) - {""}
     if linked is not None and linked.exists():
-        found = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_linked_in(name)}
+        opened = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_library(name)}
+        missing |= set(_other_libraries(opened, named_directories(flags)))
+        found = set(filter(_is_linked_in, opened))
         places |= {name: roots.below_root(name) for name in found}
     headers = {("", what): unlisted(what) for what in unclear}
     system = []
@@ -81,7 +85,6 @@ def read_headers(
             headers[root, path] = Header(root, path, file_sha256(name), settled_status(name))
         else:
             system.append(name)
-    missing = filter(None, map(_first_missing, dict.fromkeys(empty)))
     absent = sorted({"/".join(roots.name(place)) for place in missing if not place.startswith(skipped)})
     return tuple(headers.values()), tuple(absent), SystemHeaders.of(system)
 
@@ -192,13 +195,28 @@ _START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
 _ELF_TYPE = slice(16, 18)
 
 
+def _is_library(name: str) -> bool:
+    return os.path.isabs(name) and not _START_FILES.fullmatch(os.path.basename(name))
+
+
+def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[str]:
+    """The missing files that the linker may take instead of those that it opened.
+
+    The order of the directories does not count: flags and variables name them in many ways.
+    """
+    for name in opened:
+        directory, base = os.path.split(name)
+        stem = base.removesuffix(".so").removesuffix(".a")
+        for other in {base, f"{stem}.so", f"{stem}.a"} if base.startswith("lib") and stem != base else {base}:
+            places = [*directories, *([directory] if other.endswith(".so") else [])]
+            yield from (place for place in (f"{each}/{other}" for each in places) if not os.path.exists(place))
+
+
 def _is_linked_in(name: str) -> bool:
     """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
 
     A file named ``.so`` may be a linker script.
     """
-    if not os.path.isabs(name) or _START_FILES.fullmatch(os.path.basename(name)):
-        return False
     try:
         with open(name, "rb") as file:
             start = file.read(_ELF_TYPE.stop)

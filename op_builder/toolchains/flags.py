@@ -187,6 +187,13 @@ def named_files(flags: Iterable[str]) -> list[str]:
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
 
 
+def named_directories(flags: Iterable[str]) -> list[str]:
+    """All absolute paths in flags, or in the values of variables, that are no files: a linker may search there."""
+    words = [piece for word in flags for piece in (word, *_pieces(word), *word.split(":")) if "/" in piece]
+    paths = dict.fromkeys(word[word.find("/") :].rstrip("/") for word in words)
+    return [path for path in paths if path and not os.path.isfile(path)]
+
+
 def named_statuses(flags: Sequence[str], staging: Path, outputs: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
     """The statuses of the files that flags name, None where there is none; relative names are those in ``staging``.
 

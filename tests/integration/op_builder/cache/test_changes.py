@@ -203,6 +203,33 @@ def test_a_new_header_that_precedes_one_of_the_system_counts(small: SmallBuilder
     assert misses(small) is None
 
 
+@needs_gxx
+@pytest.mark.parametrize(
+    ("flags", "variables", "new"),
+    [
+        ("-lfoo", {"LIBRARY_PATH": "{}/a:{}/b"}, "a/libfoo.a"),
+        ("--library-directory={}/a -L{}/b -lfoo", {}, "a/libfoo.so"),
+        ("-Wl,-L,{}/a -Wl,-L{}/b -Wl,-lfoo", {}, "a/libfoo.a"),
+        ("-L{}/b -lfoo", {}, "b/libfoo.so"),
+    ],
+)
+def test_a_new_library_that_the_linker_may_take_counts(
+    small: SmallBuilder, tmp_path: Path, flags: str, variables: dict[str, str], new: str
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    archive = "echo 'int foo() { return 1; }' >f.cpp && g++ -fPIC -c f.cpp -o f.o && ar rcs b/libfoo.a f.o"
+    assert os.system(f"cd '{tmp_path}' && {archive}") == 0
+    (small.directory / "small.cpp").write_text(f"int foo();\nint bar() {{ return foo(); }}\n{ENTRY}")
+    small.link = flags.replace("{}", str(tmp_path)).split()
+    with env.scope(**{name: value.replace("{}", str(tmp_path)) for name, value in variables.items()}):
+        compile_op(small)
+        (tmp_path / "b" / "libother.so").touch()
+        assert misses(small) is None
+        shutil.copy(tmp_path / "b" / "libfoo.a", tmp_path / new)
+        assert f"../{new} is new" in (misses(small) or [])
+
+
 def removed_header(builder: SmallBuilder) -> None:
     (builder.directory / "include" / "nested.h").unlink()
 
