@@ -338,6 +338,53 @@ def test_a_file_that_a_wrapper_includes_counts(small: SmallBuilder, tmp_path: Pa
 
 
 @needs_gxx
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'exec {gxx} "$@" $(cat {data})',
+        'exec {gxx} "$@" @{data}',
+        'DATA=${{CONF}}/data.sh\nexec {gxx} "$@" $(cat "$DATA")',
+        '. "$CONF/data.sh"\nexec {gxx} "$@"',
+        'here=$(dirname "$0")\nread FLAGS <"$here/data.sh"\nexec {gxx} "$@" $FLAGS',
+        "exec python3 -c \"import os, sys; os.execv('{gxx}', [*sys.argv, open('{data}').read()])\" \"$@\"",
+    ],
+)
+def test_a_file_that_a_wrapper_reads_counts(small: SmallBuilder, tmp_path: Path, text: str, is_new: bool) -> None:
+    data = tmp_path / "bin" / "data.sh"
+    compiler = program(data.with_name("wrapper"), text.format(gxx=require_program("g++"), data=data))
+    digests = []
+    with env.scope(CXX=str(compiler), CONF=str(data.parent)):
+        for value in (None, "-DVAL=22") if is_new and "cat" in text else ("-DVAL=1", "-DVAL=22"):
+            if value is not None:
+                data.write_text(value)
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    "line",
+    [
+        'echo "$@" >> {log}',
+        'echo "$@" 2>{log} >&2',
+        'LOG={log}\necho "$@" | tee -a "$LOG" >/dev/null',
+        "python3 -c \"open('{log}', 'a').write('x')\"",
+        "python3 -c \"import logging; logging.FileHandler(filename='{log}').stream.write('x')\"",
+        "case \"$*\" in *-c*) python3 -c \"import os; os.truncate('{log}', os.path.getsize('{log}') + 1)\";; esac",
+    ],
+)
+def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    compiler = program(tmp_path / "wrapper", f'{line.format(log=log)}\nexec {require_program("g++")} "$@"')
+    with env.scope(CXX=str(compiler)):
+        compile_op(small)
+        assert log.stat().st_size > 0 or "2>" in line
+        assert misses(small) is None
+
+
+@needs_gxx
 def test_a_compiler_that_path_selects_for_a_wrapper_counts(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = program(tmp_path / "wrapper", 'exec_now=selected\n$exec_now "$@"')
     digests = []
