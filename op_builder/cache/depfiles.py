@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from op_builder.cache.key import Header, Roots, SystemHeaders, unlisted
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
-from op_builder.toolchains.flags import indirect_flags
+from op_builder.toolchains.flags import indirect_flags, named_directories
 
 
 class HeaderGoneError(Exception):
@@ -25,7 +25,7 @@ def read_headers(
     plan: BuildPlan,
     depfiles: Iterable[Path],
     stamped: Iterable[str],
-    system_dirs: Callable[[], list[str]],
+    searched: Iterable[Sequence[str]],
     *,
     flags: Iterable[str] = (),
     assembled: Iterable[Path] | None = None,
@@ -38,7 +38,7 @@ def read_headers(
     Args:
         depfiles: of the compilers, in the build's directory.
         stamped: directories whose files are not listed: they count through an identity in the plan key.
-        system_dirs: finds the directories that the compiler searches after the op's own.
+        searched: the directories in which the compilers search for headers, a list for each order.
         flags: of the compilers and the linker.
         assembled: depfiles of the assembler, None where it writes none.
         linked: the linker's depfile; some linkers write none.
@@ -52,7 +52,9 @@ def read_headers(
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     listed = {_without_dots(os.path.join(path.parent, name)) for path in depfiles for name in _listed(path)}
     texts = dict(_own_texts(plan, {*sources, *listed}, roots))
-    unclear = indirect_flags(flags)
+    orders = [[_without_dots(directory) for directory in directories] for directories in searched]
+    flags = list(flags)
+    unclear = indirect_flags(flags) + ([] if all(orders) else ["a compiler that lists no include directories"])
     for name, text in texts.items():
         match = _HIDDEN.search(text) or (_ASSEMBLED.search(text) if assembled is None else None)
         unclear += [f"{match[0].decode().strip()} in {os.path.basename(name)}"] if match is not None else []
@@ -60,10 +62,16 @@ def read_headers(
         # It also lists the names in #line directives, which need not exist.
         found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
         listed |= set(filter(os.path.isfile, found))
-    looked_up, empty = _lookups(texts, roots, system_dirs)
+    looked_up, empty = _lookups(texts, orders)
+    own = {name for name in listed | looked_up if roots.name(name)[0]}
+    beside = list(dict.fromkeys(map(os.path.dirname, sources)))  # for #include "..." by a macro
+    empty += _earlier(own, [[*beside, *order] for order in orders]) + _earlier(listed - own, orders)
     places = {name: roots.name(name) for name in listed | looked_up}
+    missing = set(map(_first_missing, dict.fromkeys(empty))) - {""}
     if linked is not None and linked.exists():
-        found = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_linked_in(name)}
+        opened = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_library(name)}
+        missing |= set(_other_libraries(opened, named_directories(flags)))
+        found = set(filter(_is_linked_in, opened))
         places |= {name: roots.below_root(name) for name in found}
     headers = {("", what): unlisted(what) for what in unclear}
     system = []
@@ -74,11 +82,10 @@ def read_headers(
         if not os.path.exists(name):
             raise HeaderGoneError(name)
         if root:
-            empty += roots.earlier(root, path)
             headers[root, path] = Header(root, path, file_sha256(name), settled_status(name))
         else:
             system.append(name)
-    absent = sorted({"/".join(roots.name(place)) for place in empty if not place.startswith(skipped)})
+    absent = sorted({"/".join(roots.name(place)) for place in missing if not place.startswith(skipped)})
     return tuple(headers.values()), tuple(absent), SystemHeaders.of(system)
 
 
@@ -115,31 +122,47 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
             yield name, Path(name).read_bytes()
 
 
-def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], list[str]]) -> tuple[set[str], list[str]]:
+def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str], list[str]]:
     """Files that the op's files look up by ``__has_include``, and the paths where no file was found.
 
     A file created there later would be found instead, also one next to a file with ``#include "..."``.
     """
     found: set[str] = set()
     empty: list[str] = []
-    after: list[str] | None = None
     for file, text in texts.items():
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
             own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
-            if directive:
-                directories = own
-            else:
-                after = system_dirs() if after is None else after
-                directories = [*own, *roots.searched(), *after]
-            for directory in directories:
-                place = os.path.normpath(os.path.join(directory, name))
-                if os.path.isfile(place):
-                    if operator:
-                        found.add(place)
-                    break
-                empty.append(place)
+            for directories in [[]] if directive else orders:
+                for directory in (*own, *directories):
+                    place = os.path.normpath(os.path.join(directory, name))
+                    if os.path.isfile(place):
+                        if operator:
+                            found.add(place)
+                        break
+                    empty.append(place)
     return found, empty
+
+
+def _earlier(names: Iterable[str], orders: list[list[str]]) -> list[str]:
+    """The paths that precede the files in the search order."""
+    places: dict[str, None] = {}
+    for directories in orders:
+        for position, directory in enumerate(directories):  # a file may be found through any of those that hold it
+            shorter = [name.removeprefix(directory) for name in names if name.startswith(directory + os.sep)]
+            places.update(dict.fromkeys(earlier + name for earlier in directories[:position] for name in shorter))
+    return list(places)
+
+
+def _first_missing(place: str) -> str:
+    """The shortest beginning of a path that does not exist; empty if it exists.
+
+    Many files that a directory could hold count as one while it is missing.
+    """
+    missing = ""
+    while place and not os.path.exists(place):
+        place, missing = os.path.dirname(place), place
+    return missing
 
 
 # make separates names only by blanks. An odd number of backslashes before a blank escapes it.
@@ -172,13 +195,28 @@ _START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
 _ELF_TYPE = slice(16, 18)
 
 
+def _is_library(name: str) -> bool:
+    return os.path.isabs(name) and not _START_FILES.fullmatch(os.path.basename(name))
+
+
+def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[str]:
+    """The missing files that the linker may take instead of those that it opened.
+
+    The order of the directories does not count: flags and variables name them in many ways.
+    """
+    for name in opened:
+        directory, base = os.path.split(name)
+        stem = base.removesuffix(".so").removesuffix(".a")
+        for other in {base, f"{stem}.so", f"{stem}.a"} if base.startswith("lib") and stem != base else {base}:
+            places = [*directories, *([directory] if other.endswith(".so") else [])]
+            yield from (place for place in (f"{each}/{other}" for each in places) if not os.path.exists(place))
+
+
 def _is_linked_in(name: str) -> bool:
     """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
 
     A file named ``.so`` may be a linker script.
     """
-    if not os.path.isabs(name) or _START_FILES.fullmatch(os.path.basename(name)):
-        return False
     try:
         with open(name, "rb") as file:
             start = file.read(_ELF_TYPE.stop)

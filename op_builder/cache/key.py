@@ -40,8 +40,9 @@ from op_builder.toolchains.toolset import Toolset
 MANIFEST_FORMAT = 9
 # Part of every key. Raise the first number when the meaning of a plan, or what is built from it, changes. Versions of
 # this project that write different manifests never look for the same entry.
-FORMAT = f"5.{MANIFEST_FORMAT}"
+FORMAT = f"6.{MANIFEST_FORMAT}"
 _DIGEST_LENGTH = 32
+_FEW = 8
 
 
 class Header(NamedTuple):
@@ -184,25 +185,6 @@ class Roots(NamedTuple):
         root, _, path = name.partition("/")
         return self.locate(root, path)
 
-    def searched(self) -> list[str]:
-        """The directories in which compilers look for headers, in their order."""
-        return [directory for name, directory in self.directories.items() if name.startswith(_SEARCHED)]
-
-    def earlier(self, root: str, path: str) -> list[str]:
-        """The absolute paths that come before the file in the search order, where no file exists now."""
-        found = self.locate(root, path)
-        searched = self.searched()
-        sources = [directory for name, directory in self.directories.items() if name.startswith("source")]
-        places: list[str] = []
-        for position, directory in enumerate(searched):
-            if found.startswith(directory + os.sep):  # it may be found through any of the directories that hold it
-                shorter = found.removeprefix(directory)
-                places += [earlier + shorter for earlier in (*searched[:position], *sources)]
-        return [place for place in dict.fromkeys(places) if not os.path.exists(place)]
-
-
-_SEARCHED = ("before", "include", "after", "torch")
-
 
 @cache
 def _own_prefix() -> str:
@@ -283,11 +265,22 @@ class BuildKey(NamedTuple):
             any_system: ignore the system's headers; for machines that have neither them nor a compiler.
         """
         system_unchanged = any_system or self.system.is_unchanged(memo)
-        return (
-            system_unchanged
-            and all(header.is_unchanged(roots) for header in self.headers)
-            and not any(os.path.exists(roots.locate_name(name)) for name in self.absent)
-        )
+        if not system_unchanged or not all(header.is_unchanged(roots) for header in self.headers):
+            return False
+        # To list a directory is faster than to look for many files.
+        absent: dict[str, list[str]] = {}
+        for name in self.absent:
+            directory, _, last = name.rpartition("/")
+            absent.setdefault(directory, []).append(last)
+        for directory, names in absent.items():
+            place = roots.locate_name(f"{directory}/")
+            try:
+                likely = set(names).intersection(os.listdir(place)) if len(names) > _FEW else names
+            except OSError:  # it is missing
+                continue
+            if place and any(os.path.exists(place + name) for name in likely):
+                return False
+        return True
 
 
 def plan_parts(plan: BuildPlan) -> dict[str, str]:

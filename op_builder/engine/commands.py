@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
+from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.packaged import (
     openmp_headers,
     openmp_runtime,
@@ -257,9 +258,14 @@ def _libcxx_includes(plan: BuildPlan, compiler: Compiler) -> list[str]:
     return [str(csrc / "libcxx"), str(csrc)]
 
 
-def system_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
-    """The directories in which the host compiler looks for headers after the op's own; runs the compiler."""
-    return [*_all_system_includes(plan, toolset), *searched_directories(toolset.cxx.command)]
+def directories_of(command: Sequence[str], source: Source, toolset: Toolset) -> tuple[str, ...]:
+    """The directories in which ``command`` searches for the headers of ``source``, in order; runs the compiler."""
+    # Outputs, and maps of the build's directory, change no directory; files that flags include take time.
+    kept = [word for word in command[: command.index("-MD")] if "-ffile-prefix-map=" not in word]
+    groups = grouped_flags(kept)
+    flags = [word for flag, _, words in groups if flag not in ("-include", "-imacros") for word in words]
+    language = {Language.C: "c", Language.CUDA: "cu"}.get(source.language, "c++")
+    return searched_directories(tuple(flags), language, toolset.is_for_target, tuple(toolset.identities.items()))
 
 
 def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[str]) -> list[str]:

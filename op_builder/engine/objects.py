@@ -27,9 +27,9 @@ from op_builder.cache.store import Cache
 from op_builder.engine.commands import (
     CompileStep,
     compile_steps,
+    directories_of,
     lists_assembled,
     stamped_directories,
-    system_directories,
 )
 from op_builder.errors import AccelError
 from op_builder.messages import warn_once
@@ -145,7 +145,7 @@ def key_of_steps(
         plan,
         [staging / step.depfile for step in steps],
         stamped_directories(plan, toolset),
-        lambda: system_directories(plan, toolset),
+        {directories_of(step.command, step.source, toolset) for step in steps},
         flags=[*flags, *(flag for step in steps for flag in step.source.flags)],
         assembled=assembled if is_listed else None,
         linked=linked,

@@ -17,7 +17,13 @@ from op_builder import env
 from op_builder.cache.depfiles import read_headers
 from op_builder.cache.key import BuildKey, Roots, plan_key, saved_since
 from op_builder.cache.store import Cache, Entry
-from op_builder.engine.commands import PRECOMPILED_DIRECTORY, precompile_command, stamped_directories, torch_includes
+from op_builder.engine.commands import (
+    PRECOMPILED_DIRECTORY,
+    directories_of,
+    precompile_command,
+    stamped_directories,
+    torch_includes,
+)
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection
 from op_builder.errors import ToolchainError
@@ -88,7 +94,8 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
             diagnosis = diagnose(done.errors)
             raise ToolchainError(f"torch/extension.h cannot be precompiled: {diagnosis.diagnostic}", diagnosis.remedy)
         stamped = stamped_directories(header, toolset)
-        read = read_headers(header, [staging / f"{_ARTIFACT}.d"], stamped, list)
+        searched = [directories_of(command, header.sources[0], toolset)]
+        read = read_headers(header, [staging / f"{_ARTIFACT}.d"], stamped, searched)
         built = BuildKey(key, *read)
         if saved_since(started_ns, header, built):
             raise ToolchainError(

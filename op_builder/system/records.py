@@ -275,14 +275,17 @@ class Memo:
             schema: of the fact; one of another version with other members is computed again.
             compute: returns the fact (JSON values) and the files that it depends on.
             is_program: the fact is about a program. If its member "variables" shows that it is a script, which may
-                look for other programs, there is a fact for each ``PATH``.
+                look for other files, there is a fact for each ``PATH`` and for the values of these variables.
         """
         if is_program:
             compute = functools.cache(compute)
             fact = self.get(subject, schema, compute)
-            if not fact["variables"]:
-                return fact
-            subject = f"{subject} {env.of_another_program('PATH')}"
+            named: list[str] = []
+            while fact["variables"] != named:  # the values may lead to files that name others
+                named = fact["variables"]
+                values = {name: env.of_another_program(name) for name in (*named, "PATH", "HOME")}
+                fact = self.get(f"{subject} {[each for each in values.items() if each[1]]}", schema, compute)
+            return fact
         digest = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:_NAME_DIGITS]
         name = digest + _SUFFIX
         entry = self._valid(subject, name, schema)
@@ -292,8 +295,7 @@ class Memo:
                 if entry is None:
                     fact, files = compute()
                     entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
-                    if None not in entry["files"].values():  # a missing file may be installed the next moment
-                        self._write(name, encode(entry, _MEMO_FORMAT))
+                    self._write(name, encode(entry, _MEMO_FORMAT))
         self._seen[subject] = entry
         found: dict[str, Any] = entry["fact"]
         return found
@@ -341,17 +343,17 @@ class Memo:
                 return
 
 
-def _status(path: str) -> list[int] | None:
-    """``[size, mtime_ns]`` of a file, None where it is missing."""
+def _status(path: str) -> list[int]:
+    """``[size, mtime_ns]`` of a file, empty where it is missing."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # no file has a name that this locale cannot encode
-        return None
+        return []
     return [status.st_size, status.st_mtime_ns]
 
 
 def _is_current(entry: dict[str, Any]) -> bool:
-    return all(known is not None and _status(name) == known for name, known in entry["files"].items())
+    return all(_status(name) == known for name, known in entry["files"].items())
 
 
 def _is_damaged(path: Path) -> bool:

@@ -10,18 +10,34 @@ import os
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
+from op_builder.system.file_contents import file_status
 from op_builder.system.process import run
 from op_builder.toolchains.flags import contents_of
 
 _SCRIPT_BYTES = 1 << 16
 _MOST_FILES = 100
+_MOST_ROUNDS = 3
 _DIGEST_DIGITS = 16
-_ABSOLUTE_PATH = re.compile(r"/[^\s\"'`;|&<>()$]+")
+_OF_THE_KERNEL = ("/proc/", "/dev/", "/sys/")
+_PATH = r"/[^\s\"'`;|&<>()$,{}\[\]*]+"
+_ABSOLUTE_PATH = re.compile(rf"(?<![\w.~}}*/]){_PATH}")
+# >FILE, 2>>FILE, tee FILE, and open(FILE, "a").
+_WRITTEN = re.compile(
+    rf"(?:(?<![=-])>[>|&]?|\btee\b(?:\s+-\w+)*)[\s\"',]*({_PATH})|({_PATH})[\"']\s*,\s*(?:mode\s*=\s*)?[\"'][awx]"
+)
+_OWN_FILE = r"\"?(?:\$0|\$\{?BASH_SOURCE(?:\[0\]\})?|\$\((?:readlink -f|realpath)[^)]*\))\"?"
+_OWN_DIRECTORY = re.compile(rf"\$\(\s*dirname\s+(?:--\s+)?{_OWN_FILE}\s*\)|\$\{{0%/\*\}}")
+_ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]+)", re.MULTILINE)
+# $NAME, ${NAME}, ${NAME:-default}
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?::?-([^}]*))?\}?")
 _EXECUTED = re.compile(r"\bexec\s+([\w.+-]+)")
 # Files that a shell, Python or Perl reads, in the rest of the line.
 _READ = re.compile(r"(?:\b(?:source|import|from|require|do|use)|(?:^|[\s;&(])\.)[ \t]+(.+)")
@@ -58,6 +74,7 @@ _OF_THE_USER = {
 }
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
+_SEARCH_LIST = re.compile(r'^#include "\.\.\." search starts here:\n(.*?)^End of search list', re.MULTILINE | re.DOTALL)
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
 LINKED_FLAG = "--dependency-file"
@@ -147,35 +164,72 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
 
 
 def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The files that wrapper scripts run or include, and all words in them and in these that may name variables.
+    """The files that wrapper scripts run or read, and all words in them that may name variables.
 
-    The names of files are not resolved, so that a switched link is noticed. Other files that a wrapper names may be
-    logs, which change all the time.
+    The names of files are not resolved, so that a switched link is noticed. Missing files are among them, because they
+    may appear. Files that a wrapper writes, such as logs, are not: they change with every call.
     """
     files: dict[str, None] = {}
     variables: set[str] = set()
-    waiting = list(programs)
+    data: set[str] = set()
+    waiting = programs = list(programs)
     while waiting and len(files) < _MOST_FILES:
-        program = waiting.pop()
+        program, *waiting = waiting
         text = _script(program)
+        expanded = "\n".join(_expanded(place, text) for place in {program, os.path.realpath(program)})
         executed = set(_EXECUTED.findall(text))
         on_path = ((name, shutil.which(name)) for name in dict.fromkeys(_PROGRAM.findall(text)))
         named = [path for name, path in on_path if path and (name in executed or _script(path))]
-        sourced = [*_sourced(program, text)]
-        run_or_read = [
-            *sourced,
-            *(name for name in (*named, *_ABSOLUTE_PATH.findall(text)) if os.access(name, os.X_OK)),
-        ]
+        absolute = _ABSOLUTE_PATH.findall(expanded)
+        run_or_read = [*_sourced(program, expanded), *filter(_is_program, (*named, *absolute))]
         new = [name for name in dict.fromkeys(run_or_read) if name not in files and _is_kept(name)]
         files.update(dict.fromkeys(new))
         waiting += new
         variables.update(_NAME.findall(text))
-    return list(files), sorted(variables - _OF_THE_USER)
+        written = {name for names in _WRITTEN.findall(expanded) for name in names}
+        data |= {name for name in absolute if name not in written and _is_data(name)}
+    read = dict.fromkeys(name for name in (*files, *sorted(data)[:_MOST_FILES]) if not _is_program(name))
+    run_or_unwritten = [*filter(_is_program, files), *_unwritten(programs, list(read))]
+    return run_or_unwritten, sorted(variables - _OF_THE_USER)
+
+
+def _expanded(program: str, text: str) -> str:
+    """The text of a script with the values of variables that it sets or gets, and of its own directory."""
+    text = _OWN_DIRECTORY.sub(lambda _: os.path.dirname(program), text)
+    values = dict(_ASSIGNED.findall(text))
+    for _ in range(_MOST_ROUNDS):
+        text = _VARIABLE.sub(
+            lambda found: values.get(found[1]) or env.of_another_program(found[1]) or found[2] or found[0], text
+        )
+    return text
+
+
+def _is_program(path: str) -> bool:
+    return os.access(path, os.X_OK)
+
+
+def _is_data(path: str) -> bool:
+    """Whether a script may read it as text: a small file, or one that is missing from an existing directory."""
+    if _is_program(path) or path.startswith(_OF_THE_KERNEL):
+        return False
+    try:
+        return os.path.getsize(path) < _SCRIPT_BYTES and os.path.isfile(path)
+    except (OSError, ValueError):
+        return os.path.isdir(os.path.dirname(path))
+
+
+def _unwritten(programs: list[str], files: list[str]) -> list[str]:
+    """Those ``files`` that ``programs`` leave unchanged when they compile."""
+    before = {name: file_status(name) for name in files}
+    if files:
+        with tempfile.TemporaryDirectory() as directory:
+            run([*programs, "-x", "c++", "-c", os.devnull, "-o", f"{directory}/x.o"], cwd=Path(directory))
+    return [name for name, status in before.items() if file_status(name) == status]
 
 
 def _is_kept(path: str) -> bool:
     """Whether it is a file on a disk: those of the kernel have other contents in each process."""
-    return os.path.isfile(path) and not path.startswith(("/proc/", "/dev/", "/sys/"))
+    return os.path.isfile(path) and not path.startswith(_OF_THE_KERNEL)
 
 
 def _sourced(program: str, text: str) -> Iterator[str]:
@@ -198,12 +252,24 @@ def _script(path: str) -> str:
     return "" if b"\0" in text else os.fsdecode(text)
 
 
-def searched_directories(command: tuple[str, ...]) -> list[str]:
-    """The directories in which a compiler searches for ``<...>`` by default, in order."""
-    environment = env.compiler_environment(is_for_target=False)
-    answer = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=environment)
-    listed = answer.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
-    return [line.strip() for line in listed.split("\n") if line.strip()]
+@lru_cache(maxsize=256)
+def searched_directories(
+    command: tuple[str, ...], language: str, is_for_target: bool, _tools: tuple[tuple[str, str], ...]
+) -> tuple[str, ...]:
+    """The directories in which a compiler with its flags searches for headers, in order; empty if it lists none.
+
+    It lists those that it omits, because they are missing or double, without their places: they come first.
+
+    Args:
+        language: in the compiler's words.
+        _tools: the identities of the tools, with the variables that they read.
+    """
+    lists = ["-Xcompiler", "-v"] if language == "cu" else ["-v"]
+    environment = env.compiler_environment(is_for_target=is_for_target)
+    answer = run([*command, "-E", *lists, "-x", language, os.devnull], environment=environment).errors
+    listed = [name for part in _SEARCH_LIST.findall(answer) for name in re.findall(r"^ (/.*)$", part, re.MULTILINE)]
+    omitted = re.findall(r'^ignoring .* directory "(/.+)"$', answer, re.MULTILINE)
+    return tuple(dict.fromkeys([*omitted, *listed])) if listed else ()
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:

@@ -22,10 +22,14 @@ _NVCC_FILES = ("-optf", "--options-file")
 _LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dependency-target-name")
 _OUTPUTS = ("-o", "--output", "-dumpdir", "-dumpbase")
 # In -Wl,-o,FILE, -Xlinker -o, -Wp,-MMD,FILE and so on.
-_LISTS_PASSED_ON = (*_LISTS_HEADERS_INTO[:4], "-MD", "-MM", "-dependency-file", "--dependency-file")
+_LISTS_PASSED_ON = (*_LISTS_HEADERS_INTO[:4], "-MD", "-MM")
+# GNU ld accepts the start of a long name: --output, --out-implib, --dependency-file.
+_OUTPUTS_PASSED_ON = ("-o/", "--ou", "--depe", "-depe")
+# The option of the driver that passes one word on, by the option for words with commas between them.
+_PASSES_WORD = {"-Wl": "-Xlinker", "-Wa": "-Xassembler", "-Wp": "-Xpreprocessor"}
 _NO_OUTPUTS = ("-optf", "-objcmt")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
-# A nested response file, or in a variable a flag that shortens or moves the list of headers.
+# A response file of a tool, or in a variable a flag that shortens or moves the list of headers.
 _INDIRECT_PASSED_ON = ("@/", "-MM", "-MF")
 _STANDARDS = ("-std=c", "-std=gnu", "--std=c", "--std=gnu")
 _DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
@@ -119,7 +123,7 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
 
 def _is_output_passed_on(piece: str) -> bool:
     # Not every piece that begins with -o: -opaque-pointers, -order_file.
-    return piece.partition("=")[0] in _OUTPUTS or piece.startswith(("-o/", *_LISTS_PASSED_ON))
+    return piece.partition("=")[0] in _OUTPUTS or piece.startswith((*_OUTPUTS_PASSED_ON, *_LISTS_PASSED_ON))
 
 
 def _pieces(word: str) -> list[str]:
@@ -127,10 +131,13 @@ def _pieces(word: str) -> list[str]:
     return word.replace("=", ",").split(",")
 
 
-def expand_response_files(flags: Iterable[str]) -> list[str]:
-    """``flags`` with each response file (``@file``, nvcc's ``--options-file file``) replaced by its words.
+def expand_response_files(flags: Iterable[str], within: tuple[str, ...] = ()) -> list[str]:
+    """``flags`` with the words of each response file (``@file``, ``-Wl,@file``, nvcc's ``-optf file``) in its place.
 
-    A response file that another one names stays, and :func:`indirect_flags` returns it.
+    One that is missing, or that names itself, stays: the compiler reports it.
+
+    Args:
+        within: the response files that the flags are from, each named by the one before it.
 
     Raises:
         AccelError: a response file is named by a relative path.
@@ -139,23 +146,35 @@ def expand_response_files(flags: Iterable[str]) -> list[str]:
     words = iter(flags)
     for word in words:
         flag, _, names = word.partition("=")
+        first, *rest = word.split(",")
         if word.startswith("@"):
-            paths = [word[1:]]
+            found += _expanded(word, word[1:], within)
         elif flag in _NVCC_FILES:
-            paths = (names or next(words, "")).split(",")
+            for path in (names or next(words, "")).split(","):
+                found += _expanded(f"{flag}={path}", path, within)
+        elif first in _PASSES_WORD and any(piece.startswith("@") for piece in rest):
+            pieces = [passed for piece in rest for passed in _expanded_piece(piece, within)]
+            found += [passed for piece in pieces for passed in (_PASSES_WORD[first], piece)]
         else:
             found.append(word)
-            continue
-        for path in paths:
-            if not os.path.isabs(path):
-                raise AccelError(
-                    f"The flag {word!r} names the response file {path!r} by a relative path, but compilers run in a "
-                    "directory of their own.",
-                    "Name it by its absolute path.",
-                )
-            is_missing = not os.path.isfile(path)  # the compiler reports it
-            found += [word if word.startswith("@") else f"{flag}={path}"] if is_missing else _words_in(path)
     return found
+
+
+def _expanded_piece(piece: str, within: tuple[str, ...]) -> list[str]:
+    return _expanded(piece, piece[1:], within) if piece.startswith("@") else [piece]
+
+
+def _expanded(word: str, path: str, within: tuple[str, ...]) -> list[str]:
+    """The words of the response file ``path``, which ``word`` names."""
+    if not os.path.isabs(path):
+        raise AccelError(
+            f"The flag {word!r} names the response file {path!r} by a relative path, but compilers run in a "
+            "directory of their own.",
+            "Name it by its absolute path.",
+        )
+    if path in within or not os.path.isfile(path):
+        return [word]
+    return expand_response_files(_words_in(path), (*within, path))
 
 
 def named_files(flags: Iterable[str]) -> list[str]:
@@ -166,6 +185,13 @@ def named_files(flags: Iterable[str]) -> list[str]:
     pieces = (piece for word in _without_defines(flags) for piece in _pieces(word) if "/" in piece)
     paths = (piece[piece.find("/") :] for piece in pieces)
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
+
+
+def named_directories(flags: Iterable[str]) -> list[str]:
+    """All absolute paths in flags, or in the values of variables, that are no files: a linker may search there."""
+    words = [piece for word in flags for piece in (word, *_pieces(word), *word.split(":")) if "/" in piece]
+    paths = dict.fromkeys(word[word.find("/") :].rstrip("/") for word in words)
+    return [path for path in paths if path and not os.path.isfile(path)]
 
 
 def named_statuses(flags: Sequence[str], staging: Path, outputs: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
@@ -198,7 +224,7 @@ def refuse_output(op: str, what: str, remedy: str = "") -> NoReturn:
 def indirect_flags(flags: Iterable[str]) -> list[str]:
     """The flags of a compiler or linker that name a file or directory in which it finds the names of other inputs.
 
-    No tool lists these: nested response files, specs, configuration files, directories of profiles, C++ modules.
+    No tool lists these: specs, configuration files, directories of profiles, C++ modules, nvcc's ``-Xcompiler=@file``.
     """
     return [
         word

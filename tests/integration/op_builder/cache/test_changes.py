@@ -54,7 +54,8 @@ FILES = {
     "another/platform.h": "#define PLATFORM 2\n",
     "empty/unread.h": "",
     "number": "1",
-    "flags.rsp": "-DDEFINED=1",
+    "flags.rsp": "@{tree}/inner.rsp",
+    "inner.rsp": "-DDEFINED=1",
     "symbols.map": "{};",
 }
 
@@ -83,7 +84,7 @@ def written(directory: Path) -> Path:
     """All files, and the tools: ``cxx`` is a script that runs a program of PATH."""
     for name, text in FILES.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
+        (directory / name).write_text(text.replace("{tree}", str(directory)))
     (directory / "op" / "include" / "outer.h").symlink_to("outer-1.h")
     archives = "g++ -fPIC -c op/chosen.cpp -o chosen.o && ar rcs behind.a chosen.o && cp behind.a named.a"
     assert os.system(f"cd '{directory}' && {archives}") == 0
@@ -141,6 +142,7 @@ FILE_CHANGES = {
     "op/include/looked_for.h": "looked_for.h changed",
     # Inputs that no depfile of a compiler lists.
     "flags.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
+    "inner.rsp": "c++ flags: -'-DDEFINED=1', +'2'",
     "symbols.map": "symbols.map:",
     "number": "number changed",
     "libchosen.so": "system headers changed",
@@ -159,6 +161,73 @@ def test_a_changed_or_new_file_is_a_miss_that_names_it(builder: ChangedBuilder, 
     differences = misses(builder) or []
     assert FILE_CHANGES[name] in differences[0]
     assert len(differences) == 1 + (name in ("named.a", "symbols.map")), "the linker lists it, too"
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        ("--include-directory={}/a -I{}/b", {}),
+        ("-isystem {}/b", {"CPATH": "{}/a"}),
+        ("-idirafter {}/b", {"CPLUS_INCLUDE_PATH": "{}/a"}),
+        ("-iprefix {}/ -iwithprefixbefore a -isystem{}/b", {}),
+        ("", {"CPATH": "{}/a:{}/b"}),
+    ],
+)
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_new_header_in_an_earlier_directory_counts(
+    small: SmallBuilder, tmp_path: Path, flags: str, variables: dict[str, str], is_missing: bool
+) -> None:
+    for name in ("b", "c") if is_missing else ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b" / "found.h").touch()
+    (small.directory / "small.cpp").write_text(f"#include <stdlib.h>\n#include <found.h>\n{ENTRY}")
+    small.flags += [*flags.replace("{}", str(tmp_path)).split(), "-idirafter", f"{tmp_path}/c"]
+    with env.scope(**{name: value.replace("{}", str(tmp_path)) for name, value in variables.items()}):
+        compile_op(small)
+        (tmp_path / "c" / "found.h").touch()
+        assert find_cached(small) is not None, "a later directory does not count"
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / "found.h").touch()
+        assert misses(small) == [f"../a{'' if is_missing else '/found.h'} is new"]
+
+
+@needs_gxx
+def test_a_new_header_that_precedes_one_of_the_system_counts(small: SmallBuilder) -> None:
+    (small.directory / "small.cpp").write_text(f"#include <stdlib.h>\n#include <vector>\n{ENTRY}")
+    compile_op(small)
+    for name in ("stdlib.h", "vector"):
+        (small.directory / "include" / name).touch()
+        assert misses(small) == [f"{name} is new"]
+        (small.directory / "include" / name).unlink()
+    assert misses(small) is None
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("flags", "variables", "new"),
+    [
+        ("-lfoo", {"LIBRARY_PATH": "{}/a:{}/b"}, "a/libfoo.a"),
+        ("--library-directory={}/a -L{}/b -lfoo", {}, "a/libfoo.so"),
+        ("-Wl,-L,{}/a -Wl,-L{}/b -Wl,-lfoo", {}, "a/libfoo.a"),
+        ("-L{}/b -lfoo", {}, "b/libfoo.so"),
+    ],
+)
+def test_a_new_library_that_the_linker_may_take_counts(
+    small: SmallBuilder, tmp_path: Path, flags: str, variables: dict[str, str], new: str
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    archive = "echo 'int foo() { return 1; }' >f.cpp && g++ -fPIC -c f.cpp -o f.o && ar rcs b/libfoo.a f.o"
+    assert os.system(f"cd '{tmp_path}' && {archive}") == 0
+    (small.directory / "small.cpp").write_text(f"int foo();\nint bar() {{ return foo(); }}\n{ENTRY}")
+    small.link = flags.replace("{}", str(tmp_path)).split()
+    with env.scope(**{name: value.replace("{}", str(tmp_path)) for name, value in variables.items()}):
+        compile_op(small)
+        (tmp_path / "b" / "libother.so").touch()
+        assert misses(small) is None
+        shutil.copy(tmp_path / "b" / "libfoo.a", tmp_path / new)
+        assert f"../{new} is new" in (misses(small) or [])
 
 
 def removed_header(builder: SmallBuilder) -> None:
@@ -269,6 +338,53 @@ def test_a_file_that_a_wrapper_includes_counts(small: SmallBuilder, tmp_path: Pa
 
 
 @needs_gxx
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'exec {gxx} "$@" $(cat {data})',
+        'exec {gxx} "$@" @{data}',
+        'DATA=${{CONF}}/data.sh\nexec {gxx} "$@" $(cat "$DATA")',
+        '. "$CONF/data.sh"\nexec {gxx} "$@"',
+        'here=$(dirname "$0")\nread FLAGS <"$here/data.sh"\nexec {gxx} "$@" $FLAGS',
+        "exec python3 -c \"import os, sys; os.execv('{gxx}', [*sys.argv, open('{data}').read()])\" \"$@\"",
+    ],
+)
+def test_a_file_that_a_wrapper_reads_counts(small: SmallBuilder, tmp_path: Path, text: str, is_new: bool) -> None:
+    data = tmp_path / "bin" / "data.sh"
+    compiler = program(data.with_name("wrapper"), text.format(gxx=require_program("g++"), data=data))
+    digests = []
+    with env.scope(CXX=str(compiler), CONF=str(data.parent)):
+        for value in (None, "-DVAL=22") if is_new and "cat" in text else ("-DVAL=1", "-DVAL=22"):
+            if value is not None:
+                data.write_text(value)
+            digests.append(lookup(small).key.digest)
+    assert digests[0] != digests[1]
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    "line",
+    [
+        'echo "$@" >> {log}',
+        'echo "$@" 2>{log} >&2',
+        'LOG={log}\necho "$@" | tee -a "$LOG" >/dev/null',
+        "python3 -c \"open('{log}', 'a').write('x')\"",
+        "python3 -c \"import logging; logging.FileHandler(filename='{log}').stream.write('x')\"",
+        "case \"$*\" in *-c*) python3 -c \"import os; os.truncate('{log}', os.path.getsize('{log}') + 1)\";; esac",
+    ],
+)
+def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    compiler = program(tmp_path / "wrapper", f'{line.format(log=log)}\nexec {require_program("g++")} "$@"')
+    with env.scope(CXX=str(compiler)):
+        compile_op(small)
+        assert log.stat().st_size > 0 or "2>" in line
+        assert misses(small) is None
+
+
+@needs_gxx
 def test_a_compiler_that_path_selects_for_a_wrapper_counts(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = program(tmp_path / "wrapper", 'exec_now=selected\n$exec_now "$@"')
     digests = []
@@ -374,7 +490,6 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
         ('asm(".include \\"{tree}/number\\"");', "", "clang++"),
         ('#if 0\n#embed "{tree}/number"\n#endif', "", "g++"),
         ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "", "g++"),
-        ("", "@{tree}/outer.rsp", "g++"),
         ("", "-specs={tree}/number", "g++"),
     ],
 )
@@ -382,8 +497,6 @@ def test_what_no_tool_lists_is_built_again_by_the_next_process(
     small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, flag: str, compiler: str
 ) -> None:
     (tmp_path / "number").write_text("")
-    (tmp_path / "inner.rsp").write_text("-DINNER")
-    (tmp_path / "outer.rsp").write_text(f"@{tmp_path}/inner.rsp")
     (small.directory / "small.cpp").write_text(f"{line.format(tree=tmp_path)}\n{ENTRY}")
     small.flags += [flag.format(tree=tmp_path)]
     with env.scope(CXX=require_program(compiler)):

@@ -56,13 +56,18 @@ def test_the_users_flags_for_lists_of_headers_hide_no_header(
         ["-Wl,--output={}"],
         ["-Xlinker", "-o", "-Xlinker", "{}"],
         ["-Wp,-MMD,{}"],
-        ["-Wl,--dependency-file={}"],
+        ["-Wl,--dependency-fil={}"],
+        ["-Wl,--outpu={}"],
+        ["-Wl,--out-implib,{}"],
+        ["-Wl,@{}.rsp"],
+        ["-Xlinker", "@{}.rsp"],
         ["-Xclang", "-dependency-file", "-Xclang", "{}"],
     ],
 )
 @pytest.mark.parametrize("kind", ["flags", "link", "CXX"])
 def test_flags_that_name_outputs_are_refused(small: SmallBuilder, tmp_path: Path, flags: list[str], kind: str) -> None:
     words = [flag.format(tmp_path / "output") for flag in flags]
+    (tmp_path / "output.rsp").write_text(f"-o {tmp_path}/output")
     compiler = None
     if kind == "CXX":
         compiler = " ".join([require_program("g++"), *words])

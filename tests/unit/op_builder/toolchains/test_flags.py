@@ -20,8 +20,12 @@ from op_builder.toolchains.flags import (
 def test_response_files_are_replaced_by_their_words(tmp_path: Path) -> None:
     (tmp_path / "inner").write_text("-DINNER")
     (tmp_path / "outer").write_text(f'-O1 \'-DA=b c\' "-DQ=\\"x\\""\n@{tmp_path}/inner\t-DB\\ C')
-    words = ["-O1", "-DA=b c", '-DQ="x"', f"@{tmp_path}/inner", "-DB C"]
+    words = ["-O1", "-DA=b c", '-DQ="x"', "-DINNER", "-DB C"]
     assert expand_response_files(["-g", f"@{tmp_path}/outer", "-last"]) == ["-g", *words, "-last"]
+    (tmp_path / "linked").write_text(f"-z @{tmp_path}/inner @{tmp_path}/linked")
+    linked = ["-one", "-z", "-DINNER", f"@{tmp_path}/linked", "-two"]
+    expanded = expand_response_files([f"-Wl,-one,@{tmp_path}/linked,-two"])
+    assert expanded == [word for piece in linked for word in ("-Xlinker", piece)]
     assert expand_response_files(["--options-file", f"{tmp_path}/inner", f"-optf={tmp_path}/inner"]) == ["-DINNER"] * 2
     assert expand_response_files(["@/missing"]) == ["@/missing"]
 
