@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import zipfile
+import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,11 @@ logger = logging.getLogger(__name__)
 _RECORD, _OBJECT, _DEPFILE, _ASSEMBLED = "record.json", "object", "depfile", "assembled"
 # Parts of a plan's key that concern other sources, or the linker alone.
 _OTHER_PARTS = ("source ", "link flags", "linked ")
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile)
+# What reading a damaged archive or record may raise.
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import pytest
 from op_builder import env
 from op_builder.build import build_all
 from op_builder.cache.store import Cache
+from op_builder.engine.objects import Objects
 from op_builder.errors import CompileError, LoadError
-from tests.support.builds import cached_or_built
+from tests.support.builds import cached_or_built, lookup
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added, replace_content
 
@@ -134,6 +135,21 @@ def test_an_object_that_is_damaged_or_of_another_user_is_compiled_again(
     assert added(many.load()) == 1.0
     assert len(compiled()) == 4
     assert re.search(warning, caplog.text)
+
+
+@needs_gxx
+def test_no_damage_of_an_object_ends_a_build(many: SmallBuilder, tmp_path: Path) -> None:
+    many.load()
+    found = lookup(many)
+    assert found.toolset is not None
+    objects = Objects(found.cache, found.plan, found.toolset)
+    (tmp_path / "staging").mkdir()
+    assert len(objects.restore(found.key, tmp_path / "staging")) == 4
+    path = min((many.cache.home / "objects").iterdir())
+    content = path.read_bytes()
+    for place in range(0, len(content), max(1, len(content) // 300)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        assert len(objects.restore(found.key, tmp_path / "staging")) >= 3
 
 
 @needs_gxx
