@@ -23,6 +23,9 @@ from op_builder.system.records import Memo, OtherFormatError
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_toolset
 
+# What zipfile raises for bytes that were changed.
+DAMAGED_ARCHIVE = (OSError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, ValueError, LookupError)
+
 # The parts of a key that come from the machine and what is installed there, not from the op.
 _MACHINE_PARTS = (
     "format",
@@ -120,8 +123,7 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
                 return [cache.publish(*pair) for pair in zip(staged, manifests, strict=True)]
     except BundleError as error:
         raise BundleError(f"{path} is not imported: {error.message}", error.remedy) from None
-    # zipfile raises these for bytes that were changed in transit.
-    except (OSError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, ValueError, LookupError) as error:
+    except DAMAGED_ARCHIVE as error:
         if isinstance(error, AccelError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -13,13 +13,13 @@ import json
 import logging
 import os
 import zipfile
-import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from op_builder.cache import layout
+from op_builder.cache.bundle import DAMAGED_ARCHIVE
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
 from op_builder.cache.key import BuildKey, Header, PlanKey, Roots, SystemHeaders, saved_since
 from op_builder.cache.layout import HOME, OBJECTS
@@ -43,11 +43,8 @@ logger = logging.getLogger(__name__)
 _RECORD, _OBJECT, _DEPFILE, _ASSEMBLED = "record.json", "object", "depfile", "assembled"
 # Parts of a plan's key that concern other sources, or the linker alone.
 _OTHER_PARTS = ("source ", "link flags", "linked ")
-# What reading a damaged archive or record may raise.
-_DAMAGED = (
-    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
+# What reading a damaged archive, or a record with other members, may raise.
+_DAMAGED = (*DAMAGED_ARCHIVE, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class Objects:
                         archive.write(path, member)
                 fresh.chmod(mode)
                 os.replace(fresh, folder / name)
-        except (AccelError, HeaderGoneError, *_DAMAGED) as error:
+        except (AccelError, HeaderGoneError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             logger.debug("Objects of '%s' are not kept: %s", self.plan.op, error)
 
     def _names(self, key: PlanKey) -> dict[CompileStep, str]:
