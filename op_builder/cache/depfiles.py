@@ -64,8 +64,9 @@ def read_headers(
         listed |= set(filter(os.path.isfile, found))
     looked_up, empty = _lookups(texts, orders)
     own = {name for name in listed | looked_up if roots.name(name)[0]}
-    beside = list(dict.fromkeys(map(os.path.dirname, sources)))  # for #include "..." by a macro
-    empty += _earlier(own, [[*beside, *order] for order in orders]) + _earlier(listed - own, orders)
+    beside = set(map(os.path.dirname, sources))  # for #include "..." by a macro
+    empty += _earlier(own, [[directory, *order] for directory in beside for order in orders])
+    empty += _earlier(listed - own, orders)
     places = {name: roots.name(name) for name in listed | looked_up}
     missing = set(map(_first_missing, dict.fromkeys(empty))) - {""}
     if linked is not None and linked.exists():

@@ -23,6 +23,7 @@ from op_builder.errors import (
     ToolchainError,
 )
 from tests.support.compilers import EndlessCompiler, needs_gxx
+from tests.support.foreign_package import output_of
 from tests.support.small_ops import ENTRY, MODULE
 
 VALUE = Recipe("value", Binding.C, sources=(), texts={"value.c": "int value(void) { return VALUE; }\n"})
@@ -79,6 +80,21 @@ def test_the_reason_names_a_changed_source_among_those_of_one_name(root: Path, t
     assert build_library(recipe, cache_root=root).reasons == ("value.c changed",)
     sources[1].write_text("int two(void) { return 2; }\n")
     assert build_library(recipe, cache_root=root).reasons == ("value.c (2) changed",)
+
+
+def test_processes_with_other_hashes_build_under_one_key(root: Path, tmp_path: Path) -> None:
+    sources = [tmp_path / name / "value.c" for name in ("one", "two", "three", "four", "five")]
+    for source in sources:
+        source.parent.mkdir()
+        source.with_name(f"{source.parent.name}.h").touch()
+        source.write_text(f'#include "{source.parent.name}.h"\nint {source.parent.name}(void) {{ return 1; }}\n')
+    code = f"""
+from op_builder.engine import Binding, Recipe, build_library
+import sys
+print(build_library(Recipe("value", Binding.C, sources={tuple(map(str, sources))}), cache_root=sys.argv[1]).key)
+"""
+    keys = {output_of("-c", code, root / seed, PYTHONHASHSEED=seed) for seed in "123"}
+    assert len(keys) == 1
 
 
 def test_the_cache_serves_a_machine_without_a_compiler(root: Path, tmp_path: Path) -> None:
