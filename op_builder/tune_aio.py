@@ -1,4 +1,4 @@
-"""``python -m op_builder.tune_aio DIR``: the fastest settings of ``async_io`` for a disk."""
+"""``accel-ops tune-aio DIR``: the fastest settings of ``async_io`` for a disk."""
 
 from __future__ import annotations
 
@@ -201,9 +201,7 @@ def search(
             try_all(best._replace(single_submit=single, overlap_events=overlap) for single, overlap in _SUBMISSIONS)
     if not measured:
         settings, reason = next(iter(failed.items()))
-        raise AccelError(
-            f"Nothing could be measured. {settings}: {reason}", "See `python -m op_builder.report async_io`."
-        )
+        raise AccelError(f"Nothing could be measured. {settings}: {reason}", "See `accel-ops report async_io`.")
     finalists = [*(best for engine in grid.engines for best in best_of(engine)), *(one.settings for one in medians())]
     chosen = list(dict.fromkeys(finalists))[:_FINALISTS]
     for _ in range(_REPEATS):

@@ -1,4 +1,4 @@
-"""``python -m op_builder.cache``: what is built, whether it is intact, and what may be removed."""
+"""``accel-ops cache``: what is built, whether it is intact, and what may be removed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _require_entries(cache: Cache, ops: Sequence[str]) -> None:
         if op not in present:
             raise AccelError(
                 f"The cache {cache.root} has no entry of {op!r}. {did_you_mean(op, present)}".rstrip(),
-                f"`python -m op_builder.cache list` shows all entries; `python -m op_builder.build {op}` makes one.",
+                f"`accel-ops cache list` shows all entries; `accel-ops build {op}` makes one.",
             )
 
 

@@ -65,10 +65,10 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
     if any(entry.manifest.kind == "header" for entry in chosen):
         raise BundleError(
             "A precompiled header is not exported: it fits only the compiler of this machine.",
-            "Export the ops, and run `python -m op_builder.build --precompile` on the other machine.",
+            "Export the ops, and run `accel-ops build --precompile` on the other machine.",
         )
     if not chosen:
-        raise BundleError("The cache has no entry to export.", "Build the op first: `python -m op_builder.build OP`.")
+        raise BundleError("The cache has no entry to export.", "Build the op first: `accel-ops build OP`.")
     partial: Path | None = None
     try:
         # A name of its own: another process may export to the same file.
@@ -83,7 +83,7 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
                 if (rejection := cache.rejection_of(entry)) is not None:
                     raise BundleError(
                         f"{entry.directory} is not exported. {rejection.reason}",
-                        "Set damaged entries aside: `python -m op_builder.cache verify`.",
+                        "Set damaged entries aside: `accel-ops cache verify`.",
                     )
                 bundle.write(entry.directory / MANIFEST, f"{_directory(entry.manifest)}/{MANIFEST}")
                 bundle.write(entry.artifact, _member_name(entry.manifest))
@@ -113,7 +113,7 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
             members = _members(bundle, path.stat().st_size)
             manifests = [_read_manifest(bundle, members, name) for name in members if name.endswith(f"/{MANIFEST}")]
             if not manifests:
-                raise BundleError("It holds no built ops.", "Make it with: `python -m op_builder.cache export FILE`.")
+                raise BundleError("It holds no built ops.", "Make it with: `accel-ops cache export FILE`.")
             if len(members) != 2 * len(manifests):
                 raise BundleError("It holds files that belong to no op.", _REMEDY)
             with cache.staging("bundle") as staging:

@@ -20,7 +20,7 @@ from op_builder.system.outcomes import Rejection
 SIGNATURE = "accel-ops-cache"
 """The file in a directory that marks it as a cache."""
 TITLE = "This directory is a cache of accel-ops; v1 and this file may be removed at any time.\n"
-TO_SHARE = "To share a cache, make one: `python -m op_builder.cache init --shared GROUP`."
+TO_SHARE = "To share a cache, make one: `accel-ops cache init --shared GROUP`."
 _WRITABLE_BY_OTHERS = 0o022
 _ENTERED_BY_OTHERS = 0o011
 

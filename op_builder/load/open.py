@@ -89,9 +89,7 @@ def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
     if identity not in _opened:
         opener = _OPENERS.get(entry.manifest.kind)
         if opener is None:
-            raise LoadError(
-                f"{entry.artifact} is a precompiled header.", "Empty the cache: `python -m op_builder.cache clear`."
-            )
+            raise LoadError(f"{entry.artifact} is a precompiled header.", "Empty the cache: `accel-ops cache clear`.")
         with _one_thread(identity):
             if identity not in _opened:
                 _open_needed(entry, spec, cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import stat
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +61,10 @@ def read_file(path: Path) -> ExtensionFile:
         manifest = path.with_name(MANIFEST)
         cpu = _cpu_of(manifest.read_bytes()) if manifest.is_file() else ""
     except OSError as error:
-        raise UnreadableFileError(f"{path} cannot be read: {error.strerror or error}.") from None
+        reason = error.strerror or error
+        raise UnreadableFileError(
+            f"{path} cannot be read: {reason}.", f"Check its name and permissions: `ls -l {shlex.quote(str(path))}`."
+        ) from None
     return ExtensionFile(path, (_binary(path.name, elf, siblings)._replace(cpu=cpu),))
 
 

@@ -139,7 +139,7 @@ def _storage_engines() -> dict[str, Any]:
         with without_compiling():
             rejected = load(async_io.spec_for("cpu"), Cache(is_ours=False)).rejected_engines()
     except IncompatibleOpError:
-        return {"error": "Not checked: async_io is not built.", "remedy": "Run `python -m op_builder.build async_io`."}
+        return {"error": "Not checked: async_io is not built.", "remedy": "Run `accel-ops build async_io`."}
     working = [name for name in ENGINES if name not in rejected]
     return {
         "forced": forced,

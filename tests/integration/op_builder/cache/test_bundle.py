@@ -93,5 +93,5 @@ def test_export_of_a_missing_op_says_how_to_build_it(
     capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path
 ) -> None:
     assert main(["--directory", str(filled.root), "export", str(tmp_path / "x.zip"), "absent"]) == 2
-    assert "op_builder.build absent" in capsys.readouterr().err
+    assert "accel-ops build absent" in capsys.readouterr().err
     assert not (tmp_path / "x.zip").exists()
