@@ -29,7 +29,7 @@ from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
-from op_builder.system.interpreter import isolated_command
+from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.outcomes import failures
 from op_builder.system.target import Target, requested_target
 from op_builder.toolchains.toolset import find_toolset
@@ -119,7 +119,9 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
     if not Path("pyproject.toml").is_file():
         raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the directory of the ops' project.")
     if importlib.util.find_spec("pip") is None:
-        raise AccelError(f"pip is not installed in {sys.prefix}.", "Install pip there.")
+        raise AccelError(
+            f"pip is not installed in {sys.prefix}.", f"Install it: `{python()} -m ensurepip`."
+        )
     switches = {variable_of(builder): "1" for builder in builders}
     switches[env.ACCEL_BUILD_OPS.name] = "0" if builders else "1"
     environment = env.child_environment(

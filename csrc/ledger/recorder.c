@@ -137,7 +137,7 @@ __attribute__((constructor)) static void note_start(int argc, char** argv) {
     free(text);
   }
   if (is_refused) {
-    dprintf(STDERR_FILENO, "accel-ops: no compiler may start here (mode raise): %s\n", exe);
+    dprintf(STDERR_FILENO, "accel-ops: error: no compiler may start here (mode raise): %s\n", exe);
     syscall(SYS_exit_group, 1);
   }
   errno = saved_errno;

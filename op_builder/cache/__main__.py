@@ -159,7 +159,8 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
     if options.max_size is None and older_than is None and not options.unused:
         if not options.ops:
             raise AccelError(
-                "prune needs a criterion.", "Pass ops, --max-size, --older-than or --unused; clear removes everything."
+                "prune needs a criterion: ops, --max-size, --older-than or --unused.",
+                "`accel-ops cache prune --unused` keeps the newest of each op; `accel-ops cache clear` removes all.",
             )
         older_than = -math.inf
     freed = eviction.sweep_small(cache)

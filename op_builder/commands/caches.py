@@ -36,6 +36,7 @@ class JitCache(NamedTuple):
         copied: what becomes of a copy in another directory, or after a move.
         is_tested: whether it was tried with ``accel-ops run --compiles``; else its documentation says so.
         below: the cache, below the directory that the variable names.
+        must_exist: it is not used unless the directory exists.
     """
 
     name: str
@@ -44,6 +45,7 @@ class JitCache(NamedTuple):
     copied: str = "not known"
     is_tested: bool = False
     below: str = ""
+    must_exist: bool = False
 
 
 # Tried: torch 2.13, apache-tvm-ffi 0.1.15, Triton 3.9, Numba 0.68, SYCL 2026.2 on a CPU, ccache 4.7; the first two also
@@ -62,11 +64,11 @@ CACHES = (
     JitCache("TileLang", "TILELANG_CACHE_DIR", "{home}/.tilelang/cache"),
     JitCache("vLLM", "VLLM_CACHE_ROOT", "{cache}/vllm", "hits"),
     JitCache("CuPy", "CUPY_CACHE_DIR", "{home}/.cupy/kernel_cache"),
-    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "{cache}/torch/kernels"),
+    JitCache("torch's NVRTC", "PYTORCH_KERNEL_CACHE_PATH", "{cache}/torch/kernels", must_exist=True),
     JitCache("CUDA driver", "CUDA_CACHE_PATH", "{home}/.nv/ComputeCache", "hits until the driver is upgraded"),
     JitCache("ROCm comgr", "AMD_COMGR_CACHE_DIR", "{cache}/comgr"),
     JitCache("SYCL", "SYCL_CACHE_DIR", "{cache}/libsycl_cache", "hits for equal devices and drivers", True),
-    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "{cache}/neo_compiler_cache"),
+    JitCache("Intel GPU driver", "NEO_CACHE_DIR", "{cache}/neo_compiler_cache", must_exist=True),
     JitCache("ccache", "CCACHE_DIR", "{cache}/ccache", "hits; across checkouts with CCACHE_BASEDIR", True),
 )
 _NOTE = (
@@ -75,9 +77,6 @@ _NOTE = (
     "Numba's default is next to each source; that of SGLang is not known here. "
     "'*': tried by accel-ops. 'not known': neither tried nor documented. The others: what their documentation says."
 )
-
-_ELSEWHERE = """# Inductor's precompiled headers stay elsewhere: in torchinductor_USER of TMPDIR. Without them:
-export TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0"""
 
 
 class Found(NamedTuple):
@@ -98,7 +97,13 @@ def find_caches() -> list[Found]:
 
 def variables(root: Path) -> dict[str, str]:
     """The variables that put all caches below one directory."""
-    return {cache.variable: str(root / cache.name.lower().replace(" ", "_").replace("'", "")) for cache in CACHES}
+    moved = {cache.variable: str(_below(root, cache)) for cache in CACHES}
+    # Inductor's precompiled headers would stay in torchinductor_USER of TMPDIR.
+    return {**moved, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+
+
+def _below(root: Path, cache: JitCache) -> Path:
+    return root / cache.name.lower().replace(" ", "_").replace("'", "")
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.commands.caches") -> int:
@@ -107,21 +112,24 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         prog=prog,
         description="List the caches of JIT compilers that exist for this user and environment, with the variables "
         "that move them, or print the variables that put all of them below one directory. Changes nothing.",
-        epilog='In a shell: eval "$(accel-ops caches env /data/jit)".',
+        usage=f"{prog} [-h] [--json] [env ROOT]",
+        epilog='Examples: accel-ops caches --json, and in a shell: eval "$(accel-ops caches env /data/jit)".',
     )
     parser.add_argument("--json", action="store_true", help="print JSON, of all known caches")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=prog)
     printed = commands.add_parser(
         "env",
         help="print the variables that put all caches below ROOT",
         epilog=f"Example: '{prog} env /data/jit'.",
     )
-    printed.add_argument("root", metavar="ROOT", type=_root, help="a directory, which need not exist")
+    printed.add_argument("root", metavar="ROOT", type=_root, help="a directory; the printed lines create it")
     printed.add_argument("--json", action="store_true", help="print them as JSON")
     options = parser.parse_args(arguments)
     if options.command == "env":
         values = variables(options.root)
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()] + [_ELSEWHERE]
+        needed = [shlex.quote(str(_below(options.root, cache))) for cache in CACHES if cache.must_exist]
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+        lines += ["# These are used only if they exist:", f"mkdir -p {' '.join(needed)}"]
         print(json.dumps(values, indent=1) if options.json else "\n".join(lines))
         return 0
     found = find_caches()
@@ -168,7 +176,7 @@ def _default(template: str) -> Path | None:
 
 
 def _file_sizes(directory: Path) -> Iterator[int]:
-    for parent, _, names in os.walk(directory):  # passes by what cannot be read
+    for parent, _, names in os.walk(directory):  # skips what cannot be read
         for name in names:
             try:
                 yield os.lstat(os.path.join(parent, name)).st_size

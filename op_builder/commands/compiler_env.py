@@ -53,7 +53,9 @@ def compiler_variables() -> dict[str, str]:
 def _script(name: str) -> str:
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if found is None:
-        raise ToolchainError(f"The program {name} is not installed in {sys.prefix}.", "Install accel-ops with pip.")
+        raise ToolchainError(
+            f"The program {name} is not installed in {sys.prefix}.", "Install accel-ops there: `pip install CHECKOUT`."
+        )
     return found
 
 

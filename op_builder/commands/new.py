@@ -72,9 +72,9 @@ def create(name: str, directory: Path, devices: Collection[str] = ()) -> None:
     Raises:
         NewPackageError: the name cannot be used, or the directory exists or cannot be written; nothing was created.
     """
-    if os.path.lexists(directory):  # Path.exists() raises for a name that is too long
-        raise NewPackageError(f"{directory} exists.", "Choose another --directory, or remove it.")
     _check_name(name)
+    if os.path.lexists(directory):  # Path.exists() raises for a name that is too long
+        raise NewPackageError(f"{directory} exists.", "Choose another --directory.")
     names = {
         "my_ops": name,
         "my-ops": name.replace("_", "-"),

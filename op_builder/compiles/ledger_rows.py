@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from op_builder.compiles.compilers import compiles, is_compiler
-from op_builder.compiles.starts import OTHER
+from op_builder.compiles.starts import NO_CACHE
 from op_builder.system.ledger import records
 
 _SOURCES = (
@@ -227,7 +227,7 @@ def _of_kernel(ask: _Ask, asker: _Process | None) -> Start:
 def _row(
     asks: Sequence[_Ask], words: tuple[str, ...], started: float, missed: dict[int, list[tuple[float, str]]]
 ) -> Start:
-    cache = asks[0].cache if asks else OTHER
+    cache = asks[0].cache if asks else NO_CACHE
     reasons = [text for at, text in missed.get(asks[0].number, ()) if at <= started] if cache == "accel-ops" else []
     return Start(
         cache=cache,

@@ -9,6 +9,7 @@ from typing import Any
 
 from op_builder.command_line import printable
 from op_builder.compiles.ledger_rows import Start
+from op_builder.compiles.starts import NO_CACHE
 from op_builder.messages import counted
 
 _HEAD = "  start       s   CPU s  cache          what"
@@ -46,7 +47,9 @@ def line(start: Start) -> str:
     """A line for a log."""
     asked = f", asked by {start.program or start.library}" if start.program or start.library else ""
     compiler = start.compiler.rpartition("/")[2]
-    return printable(f"{f'{compiler} compiles' if compiler else 'compiling'} {start.what} for {start.cache}{asked}")
+    for_cache = "" if start.cache == NO_CACHE else f" for {start.cache}"
+    verb = "was to compile" if start.is_refused else "compiles"
+    return printable(f"{f'{compiler} {verb}' if compiler else 'compiling'} {start.what}{for_cache}{asked}")
 
 
 def as_dict(starts: Sequence[Start], since: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from op_builder.errors import CompilerRefused
 from op_builder.system import ledger
 
 RECORDER = "recorder.so"  # next to the ledger: the library that LD_PRELOAD loads into children
-OTHER = "other"
+NO_CACHE = "no cache"  # the program itself starts the compiler
 
 # The cache whose module's frame is nearest to the start.
 _CACHES = {
@@ -37,10 +37,6 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _PROGRAM_TEXTS = ("<string>", "<stdin>", "<ipython", "<python")
 _MOST_FRAMES = 100
 _MOST_CHARACTERS = 300
-
-_REMEDY = (
-    "Run the program once with `accel-ops run --compiles report` to fill the cache, or leave out `--compiles raise`."
-)
 
 
 class Asker(NamedTuple):
@@ -102,10 +98,11 @@ def note_start(event: str, arguments: tuple[Any, ...], frame: FrameType) -> None
     asker = _asker(frame)
     ledger.append("ask", *asker, verdict, file, *(words if verdict else ledger.shortened(words)))
     if verdict == "refused":
+        who = "the program" if asker.cache == NO_CACHE else asker.cache
         raise CompilerRefused(
-            f"No compiler may start here, and {asker.cache} starts one: {' '.join(words)[:_MOST_CHARACTERS]}\n"
+            f"No compiler may start here, and {who} starts one: {' '.join(words)[:_MOST_CHARACTERS]}\n"
             f"  Asked by {asker.program or asker.library}.",
-            _REMEDY,
+            ledger.REFUSED_REMEDY,
         )
 
 
@@ -160,7 +157,7 @@ def _asker(frame: FrameType | None) -> Asker:
         library = next((each for each in inside if each.file != inside[0].file), inside[0]).text
     else:
         nearest = next((each for each in called if not each.file.startswith(_STANDARD_LIBRARY)), None)
-        cache, library = (nearest.module.partition(".")[0], nearest.text) if nearest is not None else (OTHER, "")
+        cache, library = (nearest.module.partition(".")[0], nearest.text) if nearest is not None else (NO_CACHE, "")
     threading = sys.modules.get("threading")
     if not program and threading is not None:  # a thread of the library, say: what the main thread runs meanwhile
         main = sys._current_frames().get(threading.main_thread().ident)
@@ -199,7 +196,7 @@ def listen(knobs: ModuleType) -> None:
         if verdict == "refused":
             raise CompilerRefused(
                 f"Nothing may compile here, and Triton has compiled {name}.\n  Asked by {asker.program}.",
-                _REMEDY,
+                ledger.REFUSED_REMEDY,
             )
 
     knobs.compilation.listener = listener

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from op_builder import env
 from op_builder.compiles import hooks
 from op_builder.errors import ArgumentError, CompilerRefused
-from op_builder.system.ledger import mode_and_file
+from op_builder.system.ledger import REFUSED_REMEDY, mode_and_file
 
 if TYPE_CHECKING:
     from op_builder.compiles.ledger_rows import Start
@@ -185,4 +185,5 @@ def _require_none_refused(ledger: Ledger, mode: str, cause: Exception | None) ->
     if refused:
         from op_builder.compiles.render import line
 
-        raise CompilerRefused(f"Compilers that were refused: {len(refused)}. The first: {line(refused[0])}.") from cause
+        message = f"Compilers that were refused: {len(refused)}. The first: {line(refused[0])}."
+        raise CompilerRefused(message, REFUSED_REMEDY) from cause

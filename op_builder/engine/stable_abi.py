@@ -58,5 +58,8 @@ def _stable_functions(command: tuple[str, ...], flags: tuple[str, ...]) -> froze
         environment = env.compiler_environment(is_for_target=True)
         done = run([*command, *flags, "-E", "-isystem", str(include), str(source)], environment=environment)
     if not done.ok:
-        raise ToolchainError(f"The headers of torch cannot be read: {done.errors.strip()[-500:]}", "Reinstall torch.")
+        raise ToolchainError(
+            f"The headers of torch cannot be read: {done.errors.strip()[-500:]}",
+            "Reinstall torch: `pip install --force-reinstall torch`.",
+        )
     return frozenset(_FUNCTION.findall(done.output))

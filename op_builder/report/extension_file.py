@@ -139,7 +139,9 @@ def _elf(name: str, read: Callable[[], Elf]) -> Elf:
     try:
         return read()
     except NotElfError as error:
-        raise UnreadableFileError(f"{name} cannot be read: {error}.", "Name a library for Linux (ELF).") from None
+        raise UnreadableFileError(
+            f"{name} cannot be read: {error}.", "Name a library for Linux (.so) or a wheel (.whl)."
+        ) from None
     except ValueError as error:
         raise UnreadableFileError(f"{name} is damaged: {error}.", _REPLACE) from None
 

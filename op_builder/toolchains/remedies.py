@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from op_builder.system.ledger import REFUSED_REMEDY
 from op_builder.system.process import OUT_OF_RESOURCES
 
 _Remedy = str | Callable[[re.Match[str], str], str]
@@ -73,6 +74,7 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
 
 # The first that fits is taken.
 _COMPILE: tuple[tuple[str, _Remedy], ...] = (
+    (r"^accel-ops: error: no compiler may start here", REFUSED_REMEDY),
     (r"No space left on device", "Free some space on that disk."),
     (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"

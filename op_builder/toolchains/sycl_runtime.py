@@ -226,7 +226,7 @@ def import_ipex() -> None:
     except Exception as error:  # a missing driver may raise anything
         raise LoadError(
             f"The op was built for intel_extension_for_pytorch, which cannot be imported: {error}.",
-            "Install it, or choose another toolchain by ACCEL_SYCL_TOOLCHAIN.",
+            "Install it: `pip install intel-extension-for-pytorch`, or set ACCEL_SYCL_TOOLCHAIN to another.",
         ) from error
 
 

@@ -86,8 +86,9 @@ def test_a_shell_reads_the_variables(tmp_path: Path) -> None:
     words = subprocess.run(["sh", "-c", command], env=environment, check=True, capture_output=True).stdout
     set_variables = dict(word.split("=", 1) for word in os.fsdecode(words).split("\0") if word)
     expected = variables(root)
-    assert len(set(expected.values())) == len(CACHES)
-    assert set_variables.items() >= {**expected, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}.items()
+    assert len(set(expected.values())) == len(expected) == len(CACHES) + 1
+    assert set_variables.items() >= expected.items()
+    assert {expected[name] for name in ("PYTORCH_KERNEL_CACHE_PATH", "NEO_CACHE_DIR")} == set(map(str, root.iterdir()))
     assert json.loads(caches("env", "--json", str(root))) == expected
 
 
@@ -101,7 +102,7 @@ def test_what_becomes_of_a_copy_is_as_the_table_says(tmp_path: Path, part: str) 
     (tmp_path / "plain.cpp").write_text(EXTENSION)
     (tmp_path / "tmp").mkdir()
     # Precompiled headers are not in the cache that the variable names.
-    settings = {"TMPDIR": str(tmp_path / "tmp"), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    settings = {"TMPDIR": str(tmp_path / "tmp")}
     command = ("-m", "op_builder", "run", "--compiles")
 
     def compiles_in(root: Path, mode: str) -> int:

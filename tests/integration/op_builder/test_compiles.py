@@ -23,7 +23,7 @@ from op_builder.compiles.compilers import is_compiler
 from op_builder.compiles.starts import preloading
 from op_builder.compiles.watching import Ledger, new_ledger
 from op_builder.engine import Binding, Recipe, build_library
-from op_builder.errors import ArgumentError, CompilerRefused
+from op_builder.errors import ArgumentError, CompileError, CompilerRefused
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.foreign_package import ROOT, python, write_package
 from tests.support.jit_programs import EXTENSION, PARTS, PROGRAM
@@ -94,7 +94,7 @@ STARTS = {
 @pytest.mark.parametrize("way", STARTS)
 def test_a_compiler_is_seen_however_python_starts_it(way: str) -> None:
     (row,) = compiled(START.format(shutil=repr(shutil.which("gcc")), body=STARTS[way]))
-    assert (row["what"], row["cache"], row["is_refused"]) == ("a.c", "other", False)
+    assert (row["what"], row["cache"], row["is_refused"]) == ("a.c", "no cache", False)
     assert row["compiler"] == os.path.realpath(require_program("gcc"))
     assert row["seconds"] >= row["cpu_seconds"] > 0
     frame = "<string>:1 in <module>" if way == "python" else "program.py:6 in work"
@@ -509,5 +509,6 @@ def test_a_build_of_ours_can_be_refused(place: Path) -> None:
         env.scope(ACCEL_CACHE_DIR=str(place / "cache")),
         pytest.raises(CompilerRefused, match="for accel-ops"),
         compiles.watched("raise"),
+        pytest.raises(CompileError, match=r"First error: .*no compiler may start here[^|]*Remedy: To fill a cache"),
     ):
         build_library(recipe)
