@@ -119,9 +119,7 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
     if not Path("pyproject.toml").is_file():
         raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the directory of the ops' project.")
     if importlib.util.find_spec("pip") is None:
-        raise AccelError(
-            f"pip is not installed in {sys.prefix}.", f"Install it: `{python()} -m ensurepip`."
-        )
+        raise AccelError(f"pip is not installed in {sys.prefix}.", f"Install it: `{python()} -m ensurepip`.")
     switches = {variable_of(builder): "1" for builder in builders}
     switches[env.ACCEL_BUILD_OPS.name] = "0" if builders else "1"
     environment = env.child_environment(
