@@ -66,6 +66,12 @@ def test_list_shows_op_size_and_use_with_options_before_or_after_it(
     assert re.search(r"an_op_with_a_long_name  \w{12} (.|\n)*days ago(.|\n)*4 entries", output(capsys, filled, "list"))
 
 
+def test_info_shows_the_key(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    (facts,) = command(capsys, filled, "info", "other")
+    assert facts["manifest"]["key_parts"]["op"] == "small"
+    assert "c++ compiler" in output(capsys, filled, "info", "other")
+
+
 @pytest.mark.parametrize("command", [["list"], ["info"], ["prune"], ["export", "ops.tar"]])
 def test_a_misspelled_op_is_an_error(capsys: pytest.CaptureFixture[str], filled: Cache, command: list[str]) -> None:
     assert "Did you mean small?" in output(capsys, filled, *command, "smal", status=2)
