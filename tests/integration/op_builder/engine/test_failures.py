@@ -105,6 +105,11 @@ def test_a_flag_that_replaces_the_link_is_named(
     failure(small, ENTRY, raises, "wrote no", remedy="Remove flags that replace")
 
 
+def test_a_missing_compiler_in_cxx_is_named(small: SmallBuilder) -> None:
+    with env.scope(CXX="no-such-g++"):
+        failure(small, ENTRY, IncompatibleOpError, "no-such-g", remedy="Correct CXX")
+
+
 @pytest.mark.parametrize(
     ("way", "words"),
     [
