@@ -25,7 +25,12 @@ def test_every_error_class_is_known_with_its_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    "fail", [lambda: plan_binding(ranks=0), lambda: checked_betas(None), lambda: find_op("no_such_module:Builder")]
+    "fail",
+    [
+        lambda: plan_binding(ranks=0),
+        lambda: checked_betas(None),
+        lambda: find_op("no_such_module:Builder"),
+    ],
 )
 def test_what_is_raised_is_listed(fail: Callable[[], object]) -> None:
     with pytest.raises(AccelError) as raised:

@@ -34,7 +34,7 @@ SHRUNK.untyped_storage().resize_(3)
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        # Adam's function takes tensors only for numbers of its own kind; the capturable form takes counters.
+        # mode: of Adam, whose plain form reads lr as a number and takes no counter; its capturable form takes one
         *(
             ({"mode": 1, name: value}, text)
             for name, value, text in (
