@@ -11,18 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 torch.manual_seed(0)
-LINEAR, CONVOLUTION, EMBEDDING = nn.Linear(64, 32), nn.Conv2d(3, 8, 3, padding=1), nn.Embedding(100, 32)
-NORM, CELL = nn.BatchNorm2d(8).eval(), nn.GRUCell(16, 16)
+LINEAR = nn.Linear(64, 32)
 ENCODER = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape).to(dtype)
-
-
-def attention(x: Tensor) -> Tensor:
-    q, k, v = x.chunk(3, -1)
-    return (q @ k.transpose(-1, -2) / 4).softmax(-1) @ v
 
 
 def adam(param: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,32 +33,13 @@ def forward_and_backward(x: Tensor) -> list[Tensor]:
 LARGE = 1 << 20  # elements, so that both threads work
 
 MODELS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
-    "attention": (attention, (draw(2, 16, 48),)),
-    "attention, built in": (
-        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True).relu(),
-        (draw(1, 2, 32, 16),),
-    ),
-    "convolution": (lambda x: F.relu(NORM(CONVOLUTION(x))), (draw(2, 3, 16, 16),)),
-    "max pooling": (lambda x: F.max_pool2d(x, 2) + 1, (draw(2, 3, 16, 16),)),
-    "layer norm": (lambda x: F.layer_norm(x, (64,)) * 2, (draw(256, 64),)),
-    "rms norm": (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), (draw(256, 64),)),
-    "embedding": (lambda i: EMBEDDING(i).sum(1), (torch.randint(0, 100, (8, 12)),)),
     "optimizer step": (adam, tuple(draw(LARGE).abs() for _ in range(4))),
     "linear, gelu and gradient": (forward_and_backward, (draw(16, 64),)),
-    "recurrent cell": (lambda x, h: CELL(x, h), (draw(4, 16), draw(4, 16))),
     "transformer layer": (lambda x: ENCODER(x), (draw(2, 8, 32),)),
     "sum on threads": (lambda x: (x * 2 + 1).sum(), (draw(LARGE),)),
     "maximum on threads": (lambda x: (x.amax(), x.argmin()), (draw(LARGE),)),
-    "variance on threads": (lambda x: torch.var_mean(x * 3), (draw(LARGE),)),
-    "sum of columns": (lambda x: x.exp().sum(0), (draw(4096, 256),)),
-    "softmax": (lambda x: (x * 2).log_softmax(-1), (draw(64, 1000),)),
-    "cumulative sum": (lambda x: x.cumsum(-1) + 1, (draw(16, 100),)),
     "scatter": (lambda x, i, y: x.scatter_add(0, i, y).sin(), (draw(50), torch.randint(0, 50, (4096,)), draw(4096))),
     "bfloat16": (lambda x: F.silu(x) * x, (draw(256, 256, dtype=torch.bfloat16),)),
-    "integers and conditions": (
-        lambda i: torch.where(i % 3 == 0, i // 2, -i).to(torch.int64),
-        (torch.arange(-500, 500),),
-    ),
     "complex functions": (
         lambda x: torch.tanh(x) + torch.erf(x) + x.abs().pow(0.3) + torch.lgamma(x.abs() + 1),
         (draw(2000),),

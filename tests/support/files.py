@@ -25,6 +25,12 @@ def fake_tensor(size: int = 4) -> torch.Tensor:
         return torch.zeros(size)
 
 
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, whose storage was freed."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

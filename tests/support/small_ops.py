@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder import Binding, OpBuilder
+from op_builder import Binding, CUDAOpBuilder, OpBuilder
 from op_builder.cache.store import Cache
+from op_builder.system.outcomes import CheckOutcome
 
 STABLE_SOURCE = """
 #include "torch_c/boxed.h"
@@ -108,6 +109,13 @@ class TorchBuilder(SmallBuilder):
     """One on torch's C++ API, or a Python module."""
 
     BINDING = Binding.TORCH
+
+
+class KernelBuilder(CUDAOpBuilder, SmallBuilder):
+    """An op with a kernel that is only to be compiled: it asks for no device."""
+
+    def load_checks(self) -> list[CheckOutcome]:
+        return []
 
 
 def make_small(directory: Path, cache: Cache, *, amount: str = "1.0f", source: str = STABLE_SOURCE) -> SmallBuilder:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks._measure import ROOT
-from benchmarks.torture.__main__ import cell
 from benchmarks.torture.bench import (
     CLEAR,
     CRASH,
@@ -62,27 +58,3 @@ def test_only_commands_that_compile_or_link_are_counted(tmp_path: Path) -> None:
     for words in (["--version"], ["-E", "a.cpp"], ["-c", "a.cpp"], ["-shared", "a.o", "-o", "a.so"], ["-S", "a.cpp"]):
         subprocess.run([tmp_path / "bin" / "g++", *words], cwd=tmp_path, check=True, capture_output=True)
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["-c", "-shared", "-S"]
-
-
-@needs_gxx
-def test_the_table_marks_what_a_quick_run_shortened(tmp_path: Path) -> None:
-    for is_quick, ranks in ((False, 64), (True, 8)):
-        bench = Bench(CONTENDERS[0], tmp_path / f"bench{ranks}", is_quick)
-        assert (bench.is_shortened, bench.full_or_quick(64, 8), bench.is_shortened) == (False, ranks, is_quick)
-        row = {"outcome": RIGHT, "detail": f"{ranks} ranks", "quick": bench.is_shortened}
-        assert cell(row) == ("right: 8 ranks (quick)" if is_quick else "right: 64 ranks")
-
-
-@pytest.mark.slow
-@needs_gxx
-def test_outcomes_are_kept_and_only_missing_ones_observed(tmp_path: Path) -> None:
-    file = tmp_path / "record.json"
-    command = [sys.executable, "-m", "benchmarks.torture", "--contenders", "accel-ops engine", "--json", str(file)]
-
-    def observe(*words: str) -> str:
-        done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=True)
-        return done.stderr + done.stdout
-
-    assert "| right |" in observe("--cases", "lie_touched")
-    assert json.loads(file.read_text())["outcomes"]["lie_touched"]["accel-ops engine"]["outcome"] == RIGHT
-    assert "lie_touched" not in observe("--cases", "lie_touched", "--missing").replace(str(file), "")

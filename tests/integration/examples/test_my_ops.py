@@ -67,8 +67,7 @@ def sycl_op(my_ops: Any) -> Any:
 
 
 CUDA = pytest.param(
-    "cuda",
-    marks=(pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+    "cuda", marks=(pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
 )
 
 

@@ -55,16 +55,6 @@ def test_runs_that_differ_by_more_than_rounding_fail(
     assert "DO NOT AGREE" in capsys.readouterr().out
 
 
-def test_errors_are_shown_with_their_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCEL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("ACCEL_JIT", "0")
-    monkeypatch.setattr("op_builder.load.lookup.opened_entries", lambda _op: [])  # the op is not loaded yet
-    assert train_characters.main(["--out", str(tmp_path)]) == 1
-    assert "Unset ACCEL_JIT" in capsys.readouterr().out
-
-
 def test_a_loss_that_is_not_a_number_agrees_with_nothing() -> None:
     nan = float("nan")
     assert comparison.compare([1.0, 2.0], [1.0, 2.0], (1.0, 1.0)).ok

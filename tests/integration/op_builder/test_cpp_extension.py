@@ -81,8 +81,7 @@ def test_sources_of_three_languages_are_linked(compiler: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("flags", "value"),
-    [([" -DA=1\n\t", "\n-DB=A+4  ", "'-DVALUE=(1 + B)'"], 6), (r"-DVALUE=sizeof(\"two\")", 4)],
+    ("flags", "value"), [([" -DA=1\n\t", "\n-DB=A+4  ", "'-DVALUE=(1 + B)'"], 6), (r"-DVALUE=sizeof(\"two\")", 4)]
 )
 def test_flags_are_read_as_a_shell_reads_them(flags: Any, value: int) -> None:
     assert load("m", write("m.cpp", MODULE), extra_cflags=flags).value() == value

@@ -25,12 +25,7 @@ def _in_a_directory_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def _uses(small: SmallBuilder) -> list[Callable[[], object]]:
-    return [
-        small.load,
-        lambda: report(["cpu_sgd"]),
-        lambda: cache_command(["list"]),
-        lambda: build(["no_such_op"]),
-    ]
+    return [small.load, lambda: report(["cpu_sgd"]), lambda: cache_command(["list"]), lambda: build(["no_such_op"])]
 
 
 def test_blank_values_count_as_unset(small: SmallBuilder) -> None:

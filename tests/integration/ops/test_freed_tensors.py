@@ -22,6 +22,7 @@ from op_builder.ops.functional.rms_norm import RMSNormModule
 from op_builder.ops.functional.utils import FlatModule
 from op_builder.ops.io.checkpoint import CheckpointReader, CheckpointWriter
 from op_builder.ops.io.tensor_store import TensorStore
+from tests.support.files import freed
 
 OPS = SimpleNamespace()  # refused before a kernel is asked for
 ONES = torch.ones(8)
@@ -51,18 +52,12 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def freed(step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    tensor = torch.ones(8 * step, dtype=dtype)[::step]
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_function_refuses_them(name: str, step: int) -> None:
     dtype = torch.uint8 if "pack" in name else torch.float32
     with pytest.raises(OpArgumentError, match="freed or shrunk"):
-        CALLS[name](freed(step, dtype))
+        CALLS[name](freed(torch.ones(8 * step, dtype=dtype)[::step]))
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -77,4 +72,4 @@ def test_a_store_and_a_checkpoint_refuse_them(tmp_path: Path, step: int) -> None
         lambda x: dcp.load({"x": x}, storage_reader=CheckpointReader(tmp_path / "saved"), no_dist=True),
     ):
         with pytest.raises((OpArgumentError, CheckpointException), match="freed or shrunk"):
-            call(freed(step))
+            call(freed(torch.ones(8 * step)[::step]))

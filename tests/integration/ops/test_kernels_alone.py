@@ -14,10 +14,7 @@ from tests.support.environments import ROOT
 
 # The tests of the ops also run against an installed wheel, without sources to compile.
 has_sources = (ROOT / "csrc").is_dir()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not has_sources, reason="compiles csrc/, which only a checkout has"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_sources, reason="compiles csrc/, which only a checkout has")]
 
 KERNELS = ROOT / "csrc" / "kernels"
 PROGRAMS = ROOT / "tests" / "support" / "native"

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from op_builder import __main__ as command
-from tests.support.foreign_package import python
 
 COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "run", "caches", "launch")
 
@@ -37,9 +36,3 @@ def test_an_unknown_command_is_an_error_with_near_matches(
     argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in printed(capsys, argument, status=2)
-
-
-def test_python_runs_it_as_a_module() -> None:
-    done = python("-m", "op_builder", "report", "no_such_op")
-    assert done.returncode == 2
-    assert "no_such_op" in done.stderr

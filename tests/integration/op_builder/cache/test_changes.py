@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from op_builder import CUDAOpBuilder, env
+from op_builder import env
 from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
 from op_builder.report.collect import explain
-from op_builder.system.outcomes import CheckOutcome
 from tests.support.builds import compile_op, find_cached, lookup
 from tests.support.compilers import needs_gxx, program, require_program
-from tests.support.small_ops import ENTRY, SmallBuilder, replace_content
+from tests.support.small_ops import ENTRY, KernelBuilder, SmallBuilder, replace_content
 
 MAIN = f"""
 #include "nested.h"
@@ -71,13 +70,6 @@ class ChangedBuilder(SmallBuilder):
 
     def include_paths(self) -> list[str]:
         return [str(self.directory / name) for name in ("first", "include", ODD)]
-
-
-class KernelBuilder(CUDAOpBuilder, SmallBuilder):
-    """An op with a kernel that is only to be compiled: it asks for no device."""
-
-    def load_checks(self) -> list[CheckOutcome]:
-        return []
 
 
 def written(directory: Path) -> Path:
@@ -275,6 +267,11 @@ def test_another_difference_is_named(
     assert re.fullmatch(line, difference)
 
 
+def key(small: SmallBuilder, **variables: str) -> str:
+    with env.scope(**variables):
+        return lookup(small).key.digest
+
+
 @needs_gxx
 def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -> None:
     with env.scope(CXX=f"{place}/tree/cxx -DDEFINED=2"):
@@ -297,10 +294,7 @@ def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -
         ('NAME=my_flags; exec {gxx} "$@" ${{!NAME}}', "my_flags"),
         ('exec {gxx} "$@" ${{!NAME}}', "NAMED"),
         ("eval exec {gxx} '\"$@\"' \\$MY_FLAGS_$LANGUAGE", "MY_FLAGS_CXX"),
-        (
-            "exec python3 -c \"import os, sys; f = os.getenv('X'); os.execv('{gxx}', sys.argv)\" \"$@\"",
-            "X",
-        ),
+        ("exec python3 -c \"import os, sys; f = os.getenv('X'); os.execv('{gxx}', sys.argv)\" \"$@\"", "X"),
         ('. "$(dirname "$0")/flags.sh"\nexec {gxx} "$@"', "SOURCED_FLAGS"),
         ('. {inner}.sh\nexec {gxx} "$@"', "SOURCED_FLAGS"),
         ('# perl: $ENV{{perl_flags}}\nexec {gxx} "$@"', "perl_flags"),
@@ -313,53 +307,44 @@ def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text:
         program(tmp_path / place, 'set -- "$@" $SOURCED_FLAGS')
     compiler = program(tmp_path / "bin" / "g++", text.format(gxx=gxx, inner=inner))
     compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!{require_program('bash')}"))
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    digests = []
-    for value in ("-DVAL=1", "-DVAL=2"):
-        with env.scope(**{"CXX": str(compiler), "PATH": path, "TERM": value, "NAME": "NAMED", variable: value}):
-            digests.append(lookup(small).key.digest)
-    assert digests[0] != digests[1]
+    same = {"CXX": str(compiler), "PATH": f"{tmp_path}:{os.environ['PATH']}", "NAME": "NAMED"}
+    first, second = (key(small, **{**same, "TERM": value, variable: value}) for value in ("-DVAL=1", "-DVAL=2"))
+    assert first != second
+
+
+INCLUDES_OR_READS = [
+    '. "$(dirname "$0")/data.sh"\nexec {gxx} "$@"',
+    '. {data}\nexec {gxx} "$@"',
+    'here=${{0%/*}}\nsource "$here/../bin/data.sh"\nexec {gxx} "$@"',
+    '# import data\nexec {gxx} "$@"',
+    'exec {gxx} "$@" $(cat {data})',
+    'exec {gxx} "$@" @{data}',
+    'DATA=${{CONF}}/data.sh\nexec {gxx} "$@" $(cat "$DATA")',
+    '. "$CONF/data.sh"\nexec {gxx} "$@"',
+    'here=$(dirname "$0")\nread FLAGS <"$here/data.sh"\nexec {gxx} "$@" $FLAGS',
+    "exec python3 -c \"import os, sys; os.execv('{gxx}', [*sys.argv, open('{data}').read()])\" \"$@\"",
+]
 
 
 @needs_gxx
 @pytest.mark.parametrize(
-    "text", ['. "$(dirname "$0")/flags"', ". {}/flags", 'here=${{0%/*}}\nsource "$here/../bin/flags"', "# import flags"]
-)
-def test_a_file_that_a_wrapper_includes_counts(small: SmallBuilder, tmp_path: Path, text: str) -> None:
-    line = f'exec {require_program("g++")} "$@"'
-    compiler = program(tmp_path / "bin" / "g++", f"{text.format(tmp_path / 'bin')}\n{line} $MORE")
-    compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!{require_program('bash')}"))
-    digests = []
-    for value in ("1", "22"):
-        (tmp_path / "bin" / ("flags.py" if "import" in text else "flags")).write_text(f"MORE=-DVAL={value}\n")
-        with env.scope(CXX=str(compiler)):
-            digests.append(lookup(small).key.digest)
-    assert digests[0] != digests[1]
-
-
-@needs_gxx
-@pytest.mark.parametrize("is_new", [False, True])
-@pytest.mark.parametrize(
-    "text",
+    ("text", "before"),
     [
-        'exec {gxx} "$@" $(cat {data})',
-        'exec {gxx} "$@" @{data}',
-        'DATA=${{CONF}}/data.sh\nexec {gxx} "$@" $(cat "$DATA")',
-        '. "$CONF/data.sh"\nexec {gxx} "$@"',
-        'here=$(dirname "$0")\nread FLAGS <"$here/data.sh"\nexec {gxx} "$@" $FLAGS',
-        "exec python3 -c \"import os, sys; os.execv('{gxx}', [*sys.argv, open('{data}').read()])\" \"$@\"",
+        *((text, "-DVAL=1") for text in INCLUDES_OR_READS),
+        *((text, None) for text in INCLUDES_OR_READS if "cat" in text),
     ],
 )
-def test_a_file_that_a_wrapper_reads_counts(small: SmallBuilder, tmp_path: Path, text: str, is_new: bool) -> None:
-    data = tmp_path / "bin" / "data.sh"
+def test_a_file_that_a_wrapper_includes_or_reads_counts(
+    small: SmallBuilder, tmp_path: Path, text: str, before: str | None
+) -> None:
+    data = tmp_path / "bin" / ("data.py" if text.startswith("# import") else "data.sh")
     compiler = program(data.with_name("wrapper"), text.format(gxx=require_program("g++"), data=data))
-    digests = []
-    with env.scope(CXX=str(compiler), CONF=str(data.parent)):
-        for value in (None, "-DVAL=22") if is_new and "cat" in text else ("-DVAL=1", "-DVAL=22"):
-            if value is not None:
-                data.write_text(value)
-            digests.append(lookup(small).key.digest)
-    assert digests[0] != digests[1]
+    keys = set()
+    for value in (before, "-DVAL=22"):
+        if value is not None:
+            data.write_text(value)
+        keys.add(key(small, CXX=str(compiler), CONF=str(data.parent)))
+    assert len(keys) == 2
 
 
 @needs_gxx
@@ -387,12 +372,11 @@ def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_pa
 @needs_gxx
 def test_a_compiler_that_path_selects_for_a_wrapper_counts(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = program(tmp_path / "wrapper", 'exec_now=selected\n$exec_now "$@"')
-    digests = []
+    keys = set()
     for value in ("1", "2"):
         program(tmp_path / value / "selected", f'exec {require_program("g++")} "$@" -DVAL={value}')
-        with env.scope(CXX=str(compiler), PATH=f"{tmp_path / value}:{os.environ['PATH']}"):
-            digests.append(lookup(small).key.digest)
-    assert digests[0] != digests[1]
+        keys.add(key(small, CXX=str(compiler), PATH=f"{tmp_path / value}:{os.environ['PATH']}"))
+    assert len(keys) == 2
 
 
 @needs_gxx
@@ -409,23 +393,17 @@ def test_a_wrapper_that_hides_headers_is_refused(
 
 @needs_gxx
 def test_variables_that_cxx_sets_count(small: SmallBuilder, tmp_path: Path) -> None:
-    digests = []
-    for value in ("1", "2"):
-        with env.scope(CXX=f"env CPATH={tmp_path}/{value} g++"):
-            digests.append(lookup(small).key.digest)
-    assert digests[0] != digests[1]
+    assert key(small, CXX=f"env CPATH={tmp_path}/1 g++") != key(small, CXX=f"env CPATH={tmp_path}/2 g++")
 
 
 @needs_gxx
 def test_a_compiler_replaced_in_place_counts(small: SmallBuilder, tmp_path: Path) -> None:
     gxx = require_program("g++")
-    compiler = program(tmp_path / "bin" / "g++", f'exec {gxx} "$@" -DVAL=1')
-    digests = []
+    keys = set()
     for value in ("1", "22"):  # the same version, path and target
-        program(compiler, f'exec {gxx} "$@" -DVAL={value}')
-        with env.scope(CXX=str(compiler)):
-            digests.append(lookup(small).key.digest)
-    assert digests[0] != digests[1]
+        compiler = program(tmp_path / "bin" / "g++", f'exec {gxx} "$@" -DVAL={value}')
+        keys.add(key(small, CXX=str(compiler)))
+    assert len(keys) == 2
 
 
 @needs_gxx

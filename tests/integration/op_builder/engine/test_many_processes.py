@@ -16,15 +16,7 @@ from op_builder.engine.build import BuildOptions
 from op_builder.errors import BuildCancelled
 from tests.support.builds import compile_op
 from tests.support.compilers import needs_gxx, program
-from tests.support.processes import (
-    assert_whole,
-    endless_builder,
-    fork,
-    load_with_log,
-    quick,
-    wait_for,
-    without_locks,
-)
+from tests.support.processes import assert_whole, endless_builder, fork, load_with_log, quick, wait_for, without_locks
 from tests.support.waiting import wait_until
 
 

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from op_builder.cache.store import Cache
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BINARIES, resolve
@@ -73,8 +71,3 @@ def test_binaries_in_wheels_cost_no_further_plan(tmp_path: Path, cache: Cache) -
     ways = [each.way for each in resolve(lookup, BINARIES)]
     assert ways.count("prebuilt") == 2
     assert len(made) == 1
-
-
-@pytest.mark.parametrize("package", ["accelerator", "op_builder", "op_builder.cpu"])
-def test_the_import_of_a_package_imports_no_torch(package: str) -> None:
-    output_of("-c", f"import sys, {package}; assert 'torch' not in sys.modules")

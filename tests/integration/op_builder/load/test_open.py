@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +18,13 @@ import torch
 from op_builder import Binding, env
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import IncompatibleOpError, LoadError
-from op_builder.load import open as opened
 from op_builder.load.open import open_entry
 from op_builder.prebuild.batch import build_all
 from op_builder.report.collect import op_row
 from op_builder.system.outcomes import CheckOutcome, Failed, Rejection
 from tests.support.builds import cached_or_built
 from tests.support.processes import fork, wait_for
-from tests.support.small_ops import SmallBuilder, added, copied, make_small, replace_content
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added, copied, make_small, replace_content
 
 
 @pytest.fixture
@@ -238,24 +239,27 @@ def test_an_authors_method_may_wait_for_a_thread_that_uses_another_op(tmp_path: 
         assert waiting.result(30)
 
 
-def test_when_opening_fails_the_waiting_threads_try_one_after_the_other() -> None:
+def test_when_opening_fails_the_waiting_threads_try_one_after_the_other(small: SmallBuilder) -> None:
+    (entry,) = small.cache.entries()
     opening: list[int] = []
-    most = 0
+    numbers: list[int] = []
 
-    def opens() -> None:
-        nonlocal most
-        with opened._one_thread("an op"):
-            opening.append(1)
-            most = max(most, len(opening))
-            time.sleep(0.05)
-            opening.pop()
+    def fail(_: Cache) -> None:
+        opening.append(1)
+        numbers.append(len(opening))
+        time.sleep(0.05)
+        opening.pop()
+        raise LoadError("It has no device.", "Plug one in.")
 
+    failing = entry._replace(manifest=entry.manifest._replace(op="failing"))  # which no other test has opened
+    spec = small.spec()._replace(open_libraries=fail)
     with ThreadPoolExecutor(4) as threads:
-        for each in [threads.submit(opens) for _ in range(4)]:
-            each.result(30)
-    assert most == 1
+        loads = [threads.submit(open_entry, failing, spec, small.cache) for _ in range(4)]
+        assert all(isinstance(each.exception(30), LoadError) for each in loads)
+    assert numbers == [1] * 4
 
 
+@pytest.mark.slow  # the second thread waits for ten seconds
 def test_a_thread_that_waited_too_long_does_not_refuse_the_library_of_the_first(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,39 +268,42 @@ def test_a_thread_that_waited_too_long_does_not_refuse_the_library_of_the_first(
     name = f"slow_{uuid.uuid4().hex}"
     source = '#include <torch/library.h>\nTORCH_LIBRARY(NAME, m) { m.def("twice(Tensor x) -> Tensor"); }\n'
     (tmp_path / "small.cpp").write_text(source.replace("NAME", name))
-    entry = cached_or_built(builder)
-    dlopen, both = opened._dlopen, threading.Event()
-
-    def slow(path: Path) -> Any:
-        library = dlopen(path)
-        both.wait(2)
-        return library
-
-    monkeypatch.setattr(opened, "_dlopen", slow)
-    monkeypatch.setattr(opened, "_LONGEST_WAIT_S", 0.0)
+    entry, both = cached_or_built(builder), threading.Barrier(2)
+    spec = builder.spec()._replace(open_libraries=lambda _: both.wait(60))
     with ThreadPoolExecutor(2) as threads:
-        loads = [threads.submit(open_entry, entry, builder.spec(), cache) for _ in range(2)]
+        loads = [threads.submit(open_entry, entry, spec, cache) for _ in range(2)]
         assert len({id(each.result(60)) for each in loads}) == 1
+
+
+# Calls load() of a module, which the process that tries the library does not have.
+INITIALIZER = """
+extern "C" int PyGILState_Ensure();
+extern "C" void PyGILState_Release(int);
+extern "C" int PyRun_SimpleString(const char*);
+static const int called = [] {
+  const int state = PyGILState_Ensure();
+  const int code = PyRun_SimpleString("import sys; m = sys.modules.get('loaded_by_an_initializer'); m and m.load()");
+  PyGILState_Release(state);
+  return code;
+}();
+"""
 
 
 def test_an_op_that_a_librarys_initializer_loads_is_refused(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outer, inner = (make_small(tmp_path / name, cache) for name in ("outer", "inner"))
-    cached_or_built(outer)
+    outer = make_small(tmp_path / "outer", cache, source=STABLE_SOURCE + INITIALIZER)
+    inner, refused = make_small(tmp_path / "inner", cache), []
     cached_or_built(inner)
-    dlopen, refused = opened._dlopen, []
 
-    def initializing(path: Path) -> Any:
-        with pytest.raises(LoadError, match="opens another") as caught:
+    def load() -> None:
+        with pytest.raises(LoadError, match="opens another"):
             inner.load()
-        refused.append(caught.value)
-        return dlopen(path)
+        refused.append(inner)
 
-    monkeypatch.setattr(opened, "_dlopen", initializing)
+    monkeypatch.setitem(sys.modules, "loaded_by_an_initializer", SimpleNamespace(load=load))
     assert added(outer.load()) == 1.0
-    assert len(refused) == 1
-    monkeypatch.undo()
+    assert refused == [inner]
     assert added(inner.load()) == 1.0
 
 

@@ -137,12 +137,7 @@ def test_libraries_are_searched_in_the_loaders_order(
     ],
 )
 def test_a_wheels_summary_and_the_exit_status_agree(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    tag: str,
-    members: dict[str, str],
-    summary: str,
-    status: int,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tag: str, members: dict[str, str], summary: str, status: int
 ) -> None:
     for name in ("libnear.so", "near.so"):
         compiled(tmp_path, name, *FILES[name][:2])

@@ -121,7 +121,7 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
     (tmp_path / "bin" / "icpx").symlink_to(prefix / "bin" / "icpx")  # as a module system has it
     for module in ("sycl", "sycl_ahead"):
         monkeypatch.setattr(f"op_builder.toolchains.{module}.find_runtime", lambda: None)
-    monkeypatch.setattr("op_builder.toolchains.sycl_runtime._first", lambda _prefixes: None)  # no wheel anywhere
+    monkeypatch.setattr("op_builder.toolchains.sycl_runtime.wheel_prefixes", list)
     facts = gather_facts(has_kernel_texts=True)
     assert facts.ahead_runtime is not None
     assert (facts.runtime, facts.ahead_runtime.prefix) == (None, prefix)

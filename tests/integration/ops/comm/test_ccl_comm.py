@@ -28,7 +28,7 @@ def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any
 def test_every_collective_type_and_group(size: int, tmp_path: Path) -> None:
     for result in ranks("everything", size, tmp_path):
         assert set(result["collectives"]) == {
-            *("broadcast", "all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier"),
+            *("broadcast", "all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier")
         }
 
 

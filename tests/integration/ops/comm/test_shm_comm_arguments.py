@@ -19,6 +19,7 @@ from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.comm.shm_comm import ShareMemCommModule, shared_memory_check
 from op_builder.system.outcomes import Failed, Passed
+from tests.support.files import freed
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +54,13 @@ def with_each(name: str, *arguments: Any) -> list[Call]:
     return [lambda group, each=each: getattr(group, name)(*each) for each in given]  # type: ignore[misc]
 
 
-def freed() -> torch.Tensor:
-    x = torch.zeros(100)
-    x.untyped_storage().resize_(0)
-    return x
-
-
 X = torch.zeros(10)
 REFUSED: dict[str, list[Call]] = {
     "is on device meta": with_tensor(torch.zeros(4, device="meta")),
     "not contiguous": with_tensor(torch.zeros(4, 4)[:, ::2]),
     "layout torch.sparse_coo": with_tensor(torch.sparse_coo_tensor(size=(3,), check_invariants=False)),
     "is a list, not a tensor": with_tensor([1.0, 2.0]),
-    "reaches to byte 400 of its storage, which has 0": with_each("all_reduce", freed()),
+    "reaches to byte 400 of its storage, which has 0": with_each("all_reduce", freed(torch.zeros(100))),
     "lazy view": [
         *with_tensor(torch.zeros(4, dtype=torch.complex64).conj().imag),
         *with_each("broadcast", (torch.zeros(3, dtype=torch.complex64).conj(), 0)),
@@ -77,15 +72,9 @@ REFUSED: dict[str, list[Call]] = {
     "avg does not support int32": with_each("all_reduce", (torch.zeros(3, dtype=torch.int32), "avg")),
     "for 1 ranks": [
         *with_each(
-            "reduce_scatter",
-            (torch.zeros(3), torch.zeros(4)),
-            (torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16)),
+            "reduce_scatter", (torch.zeros(3), torch.zeros(4)), (torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16))
         ),
-        *with_each(
-            "all_gather",
-            (torch.zeros(3), torch.zeros(4)),
-            (torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
-        ),
+        *with_each("all_gather", (torch.zeros(3), torch.zeros(4)), (torch.zeros(4), torch.zeros(4, dtype=torch.int32))),
     ],
     "overlap": [*with_each("reduce_scatter", (X[1:5], X[2:6])), *with_each("all_gather", (X[1:5], X[2:6]))],
     "src is": with_each("broadcast", (X, -1), (X, 1), (X, True), (X, 0.0)),
@@ -139,10 +128,7 @@ def test_descriptors_are_closed_where_the_instruction_set_is_unknown(comm: Share
 
 
 def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
-    with (
-        env.scope(MASTER_ADDR=None, MASTER_PORT=None),
-        pytest.raises(OpArgumentError, match="no common store"),
-    ):
+    with env.scope(MASTER_ADDR=None, MASTER_PORT=None), pytest.raises(OpArgumentError, match="no common store"):
         comm.new_group(2, 0)
 
 

@@ -107,9 +107,7 @@ def test_every_call(async_io: AsyncIOModule, storage: Path, engine: str, dtype: 
     flags=strategies.tuples(strategies.booleans(), strategies.booleans()),
     threads=strategies.integers(1, 4),
     pieces=strategies.lists(
-        strategies.tuples(strategies.integers(0, 300_000), strategies.integers(0, 20_000)),
-        min_size=1,
-        max_size=6,
+        strategies.tuples(strategies.integers(0, 300_000), strategies.integers(0, 20_000)), min_size=1, max_size=6
     ),
     shift=strategies.integers(0, 600),
 )

@@ -11,14 +11,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.async_io import AsyncIOModule
-from tests.support.files import fake_tensor
-
-
-def freed_tensor() -> torch.Tensor:
-    tensor = torch.zeros(100)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
+from tests.support.files import fake_tensor, freed
 
 BUFFERS = {
     "on another device": (lambda: torch.zeros(4, device="meta"), "is on meta"),
@@ -28,7 +21,7 @@ BUFFERS = {
     "a lazy view": (lambda: torch.zeros(3, dtype=torch.complex64).conj(), "lazy view"),
     "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "is nested"),
     "fake": (fake_tensor, "FakeTensor without memory of its own"),
-    "freed": (freed_tensor, "reaches to byte 400 of its storage, which has 0"),
+    "freed": (lambda: freed(torch.zeros(100)), "reaches to byte 400 of its storage, which has 0"),
     "quantized": (
         lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
         "is quantized; a tensor of plain numbers",
@@ -118,12 +111,7 @@ def test_the_fourth_place_is_async(async_io: AsyncIOModule, tmp_path: Path) -> N
     assert handle.wait() == 1
     assert (tmp_path / "file").stat().st_size == 24
     assert handle.pread(data, tmp_path / "file", False, file_offset=4, **{"async": False}) == 1
-    for arguments, keywords in (
-        ((), {}),
-        ((True, 0, 1), {}),
-        ((True,), {"async": True}),
-        ((True,), {"offset": 3}),
-    ):
+    for arguments, keywords in (((), {}), ((True, 0, 1), {}), ((True,), {"async": True}), ((True,), {"offset": 3})):
         with pytest.raises(TypeError, match="validate, async, file_offset=0"):
             handle.pread(data, tmp_path / "file", False, *arguments, **keywords)
 

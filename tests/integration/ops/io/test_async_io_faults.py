@@ -280,12 +280,7 @@ def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_c
 
 @needs_gxx
 @pytest.mark.parametrize(
-    ("refused", "chosen"),
-    [
-        ("io_uring", "libaio"),
-        ("io_uring,libaio", "threads"),
-        ("commands", "threads"),
-    ],
+    ("refused", "chosen"), [("io_uring", "libaio"), ("io_uring,libaio", "threads"), ("commands", "threads")]
 )
 def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path, refused: str, chosen: str) -> None:
     output = run(faulty_calls, "chosen", FAULTY_REFUSED=refused)

@@ -23,13 +23,13 @@ from tests.support.files import cache_only, random_bytes, raw
 from tests.support.mutations import damaged, hostile
 
 PIECE = 1 << 16
+LARGE = (3 * PIECE + 5, 3 << 20, 4 << 20, 5 << 20)  # together more than tensors that share memory
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even small files are read in several pieces and blocks of memory."""
+    """Even small files are read in several pieces."""
     monkeypatch.setattr(file_pieces, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(safetensors_file, "_SHARED_BYTES", PIECE)
 
 
 def value_of(dtype: torch.dtype, size: int = 6) -> torch.Tensor:
@@ -39,7 +39,7 @@ def value_of(dtype: torch.dtype, size: int = 6) -> torch.Tensor:
 def sample(path: Path) -> dict[str, torch.Tensor]:
     """A file with tensors of every type and of sizes around those of a page, a piece and a block of memory."""
     tensors = {name: value_of(dtype).view(2, 3) for name, dtype in DTYPES.items()}
-    for size in (0, 1, 4095, 4096, 4097, PIECE // 2, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5):
+    for size in (0, 1, 4095, 4096, 4097, PIECE // 2, PIECE - 1, PIECE, PIECE + 1, *LARGE):
         tensors[f"size {size}"] = random_bytes(size, seed=size)
     tensors |= {
         "scalar": torch.tensor(3.5),

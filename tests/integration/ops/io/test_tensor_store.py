@@ -501,9 +501,7 @@ def test_a_fork_can_use_the_store_and_does_not_wait_for_its_parents_work(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "mode",
-    [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
-    ids=["inference", "autocast"],
+    "mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["inference", "autocast"]
 )
 def test_the_background_has_the_thread_local_state_of_the_caller(
     store: TensorStore, gate: threading.Event, mode: Callable[[], AbstractContextManager[None]]

@@ -13,6 +13,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUSGD, CPUAdam, FusedAdam
 from tests.support import changed_models, shared_list_program
+from tests.support.files import freed
 from tests.support.foreign_package import output_of
 from tests.support.optimizer_cases import FUSED, HOST, assert_equal, contents, make_params, run, set_grads
 
@@ -79,11 +80,6 @@ def test_a_counter_of_another_type_is_converted(dtype: torch.dtype, update: Call
     set_grads([param], 2)
     update(optimizer, [param])
     assert optimizer.state[param]["step"].item() == 2
-
-
-def freed(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.untyped_storage().resize_(0)
-    return tensor
 
 
 GRADS = [lambda: torch.ones(COUNT), lambda: torch.ones(2 * COUNT)[::2], lambda: torch._neg_view(torch.ones(COUNT))]
@@ -185,19 +181,6 @@ def test_a_switch_is_true_or_false(optimizer: Any, value: object) -> None:
     for option in (name for name, default in defaults(optimizer).items() if isinstance(default, bool)):
         with pytest.raises(OpArgumentError, match="True or False"):
             optimizer(make_params(), **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("param", "words"),
-    [
-        (torch.ones(2, dtype=torch.complex64), "complex64.*\n.*view_as_real"),
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"\(nested\) is not a contiguous dense tensor"),
-    ],
-    ids=["complex", "nested"],
-)
-def test_an_unfit_parameter_is_named(param: torch.Tensor, words: str) -> None:
-    with pytest.raises(OpArgumentError, match=words):
-        CPUAdam([torch.nn.Parameter(param)])
 
 
 def test_threads_may_share_a_list() -> None:

@@ -17,10 +17,7 @@ from tests.support.fused_cases import apply
 from tests.support.optimizer_reference import ADAM, as_lists, load_fused, make_tensors
 from tests.support.training_tensors import Tensors
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,7 @@ from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.tensor_lists import Pass
 from op_builder.system.cpu_isa import supported_isas
 from tests.support.cuda_on_host import load_on_host
-from tests.support.fused_cases import (
-    CHUNK,
-    FUSED_KINDS,
-    apply,
-    moved,
-    numbers_of,
-)
+from tests.support.fused_cases import CHUNK, FUSED_KINDS, apply, moved, numbers_of
 from tests.support.optimizer_reference import (
     ADAM,
     DTYPES,

@@ -199,10 +199,7 @@ def test_pickled_and_copied_optimizers_continue_independently(optimizer: type[An
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("optimizer", "states"),
-    [
-        *itertools.product([*HOST, *FUSED], ["float32", "param"]),
-        *itertools.product(PACKING, ["bfloat16", "8bit"]),
-    ],
+    [*itertools.product([*HOST, *FUSED], ["float32", "param"]), *itertools.product(PACKING, ["bfloat16", "8bit"])],
 )
 def test_states_have_the_requested_type_and_loading_loses_no_bit(
     optimizer: type[Any], dtype: torch.dtype, states: str
@@ -236,18 +233,6 @@ def test_a_sparse_gradient_is_refused(optimizer: type[Any]) -> None:
     assert "Sparse" in caught.value.remedy
     assert torch.equal(embedding.weight, before)
     run(made, [embedding.weight], 1)
-
-
-@pytest.mark.parametrize("optimizer", FUSED)  # the others: test_everything_at_once_is_what_each_is_alone
-def test_maximize_climbs(optimizer: type[Any]) -> None:
-    params, expected = make_params(), make_params()
-    made, other = optimizer(params, maximize=True), optimizer(expected)
-    for seed in range(3):
-        set_grads(params, seed)
-        set_grads(expected, seed, scale=-1.0)
-        made.step()
-        other.step()
-    assert_equal(params, expected)
 
 
 @every_optimizer
@@ -381,7 +366,8 @@ def test_options_that_change_in_place_are_checked_in_every_step() -> None:
     ("param", "text"),
     [
         (torch.zeros(3, dtype=torch.float64), "float64"),
-        (torch.zeros(3, dtype=torch.complex64), "complex64"),
+        (torch.zeros(3, dtype=torch.complex64), "complex64.*\n.*view_as_real"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"\(nested\) is not a contiguous dense tensor"),
         (torch.zeros(3, device="meta"), "device meta"),
         (torch.zeros(3, 4).t(), "not a contiguous"),
         (torch._neg_view(torch.ones(5)), r"Parameter 0 of group 0 \(shape \(5,\)\) is a lazy negation"),

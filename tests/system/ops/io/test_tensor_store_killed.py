@@ -24,9 +24,7 @@ def start_writer(mode: str, directory: Path, engine: str | None = None) -> subpr
 
 
 @pytest.mark.parametrize(
-    ("mode", "most_files", "files"),
-    [("store", 2, 1), ("checkpoint", 5, 2)],
-    ids=["store", "checkpoint"],
+    ("mode", "most_files", "files"), [("store", 2, 1), ("checkpoint", 5, 2)], ids=["store", "checkpoint"]
 )
 def test_a_writer_killed_at_any_step_leaves_the_old_value_or_the_new(
     mode: str, most_files: int, files: int, tmp_path: Path

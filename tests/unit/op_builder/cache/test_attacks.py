@@ -305,6 +305,8 @@ MAKE = """
 from op_builder.cache.__main__ import main
 from op_builder.cache.store import Cache
 from tests.support.entries import publish
+import os
+os.umask(0o077)
 assert main(["init", "--shared", "4242"]) == 0
 publish(Cache())
 """
@@ -328,6 +330,31 @@ def test_a_cache_that_a_member_made_is_used_by_those_who_trust_that_member() -> 
         assert f"Users who trust you also set ACCEL_CACHE_TRUST={ANOTHER}." in made.stdout
         loaded = run_as(ANOTHER + 1, LOAD, groups=[4242], **variables)
         assert loaded.returncode == 0, loaded.stderr
+        assert {path.stat().st_gid for path in place.glob("cache/v1/ops/**/*")} == {4242}
+
+
+READ = """
+from op_builder.cache.store import Cache
+from op_builder.errors import CacheError
+from tests.support.entries import find, publish
+assert find(Cache()) is not None
+try:
+    publish(Cache(), flags="second")
+except CacheError as error:
+    print(error)
+"""
+
+
+@only_root
+def test_a_cache_for_readers_serves_who_may_neither_write_nor_lock() -> None:
+    with place_for_all() as place:
+        assert main(["init", "--readers", "--directory", str(place / "cache")]) == 0
+        publish(Cache(place / "cache"))
+        before = contents(place)
+        done = run_as(ANOTHER, READ, ACCEL_CACHE_DIR=str(place / "cache"))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "cannot be written: Permission denied" in done.stdout
+        assert contents(place) == before
 
 
 def test_a_group_that_no_system_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,11 +87,7 @@ def manifest(key_parts: dict[str, str] | None = None, **changes: Any) -> Manifes
         ({"needs": {"libsycl.so": "9"}}, {"sycl": None}, "no SYCL runtime is installed"),
         ({"kind": "tvm_ffi", "key_parts": {"library tvm_ffi": "0.1.5"}}, {}, ""),
         ({"kind": "tvm_ffi", "key_parts": {"library tvm_ffi": "0.1.4"}}, {}, "apache-tvm-ffi 0.1.4, this is 0.1.5"),
-        (
-            {"kind": "tvm_ffi", "key_parts": {"library tvm_ffi": "0.1.4"}},
-            {"tvm_ffi": ""},
-            "cannot be imported",
-        ),
+        ({"kind": "tvm_ffi", "key_parts": {"library tvm_ffi": "0.1.4"}}, {"tvm_ffi": ""}, "cannot be imported"),
         ({"needs": {"GLIBCXX": "3.4.32", "CXXABI": "1.3"}}, {}, ""),
         (
             {"needs": {"GLIBCXX": "3.4.32", "CXXABI": "1.3"}},
@@ -157,14 +153,8 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
         (GivenFacts(is_python=True, no_build=NO), []),
         (EVERYWHERE._replace(opened_entries=((OPEN, NO),)), ["prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(in_cache=((KEPT, NO), (OPEN, None))), ["loaded", "prebuilt", "cached", "build"]),
-        (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), None, NO),)),
-            ["loaded", "cached", "build"],
-        ),
-        (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO),)),
-            ["loaded", "cached", "build"],
-        ),
+        (EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), None, NO),)), ["loaded", "cached", "build"]),
+        (EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO),)), ["loaded", "cached", "build"]),
         (
             EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), entry("wheel", **NEWER_GLIBC)),)),
             ["loaded", "cached", "build"],

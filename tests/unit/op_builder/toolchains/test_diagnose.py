@@ -109,45 +109,27 @@ NVCC_OWN_TEMPLATE = """p.cu(2): error: expression must have class type but it ha
 1 error detected in the compilation of "p.cu"."""
 
 
+GCC_INCLUDE = "In file included from n1.h:1,\n                 from e.cpp:2:\ne.h:3:9: error: 'nope' was not declared"
+LD_FUNCTION = "/usr/bin/ld: a.o: in function `n::f()':\na.cpp:(.text+0x5): undefined reference to `g()'"
+LLD_FUNCTION = "ld.lld: error: undefined symbol: g()\n>>> referenced by a.cpp:1\n>>>               a.o:(n::f())"
+LLD_TWICE = "ld.lld: error: duplicate symbol: f()\n>>> defined at b.cpp\n>>>         b.o:(f())\n>>> defined at c.cpp"
+WARNING = "In file included from w.cpp:1:\nw.h:1:1: warning: old\n    1 | x\n      | ^\na.cpp:7:1: error: real"
+
+
 @pytest.mark.parametrize(
     ("output", "diagnostic", "way"),
     [
-        pytest.param(GCC_TEMPLATE, "a.h:1:42: error: request", "required from c.cpp:5:21", id="gcc-template"),
-        pytest.param(GCC_MACRO, "m.h:1:18: error: request", "in a macro used at m.cpp:3:9", id="gcc-macro"),
-        pytest.param(
-            "In file included from n1.h:1,\n                 from e.cpp:2:\ne.h:3:9: error: 'nope' was not declared",
-            "e.h:3:9: error: 'nope'",
-            "included from e.cpp:2",
-            id="gcc-include",
-        ),
-        pytest.param(CLANG_TEMPLATE, "./a.h:1:41: error: member", "required from c.cpp:5:18", id="clang-template"),
-        pytest.param(CLANG_INCLUDE, "./e.h:3:9: error: use", "included from e.cpp:2", id="clang-include"),
-        pytest.param(NVCC_TEMPLATE, "a.h(1): error: expr", "required from my ops/c.cu(5)", id="nvcc-template"),
-        pytest.param(NVCC_OWN_TEMPLATE, "p.cu(2): error: expr", "required from p.cu(3)", id="nvcc-own-template"),
-        pytest.param(
-            "/usr/bin/ld: a.o: in function `n::f()':\na.cpp:(.text+0x5): undefined reference to `g()'",
-            "a.cpp:(.text+0x5): undefined reference to `g()'",
-            "in function n::f()",
-            id="ld-function",
-        ),
-        pytest.param(
-            "ld.lld: error: undefined symbol: g()\n>>> referenced by a.cpp:1\n>>>               a.o:(n::f())",
-            "ld.lld: error: undefined symbol: g()",
-            "referenced by a.cpp:1",
-            id="lld-function",
-        ),
-        pytest.param(
-            "ld.lld: error: duplicate symbol: f()\n>>> defined at b.cpp\n>>>         b.o:(f())\n>>> defined at c.cpp",
-            "ld.lld: error: duplicate symbol: f()",
-            "defined at b.cpp and c.cpp",
-            id="lld-duplicate",
-        ),
-        pytest.param(
-            "In file included from w.cpp:1:\nw.h:1:1: warning: old\n    1 | x\n      | ^\na.cpp:7:1: error: real",
-            "a.cpp:7:1: error: real",
-            "",
-            id="include-of-a-warning",
-        ),
+        (GCC_TEMPLATE, "a.h:1:42: error: request", "required from c.cpp:5:21"),
+        (GCC_MACRO, "m.h:1:18: error: request", "in a macro used at m.cpp:3:9"),
+        (GCC_INCLUDE, "e.h:3:9: error: 'nope'", "included from e.cpp:2"),
+        (CLANG_TEMPLATE, "./a.h:1:41: error: member", "required from c.cpp:5:18"),
+        (CLANG_INCLUDE, "./e.h:3:9: error: use", "included from e.cpp:2"),
+        (NVCC_TEMPLATE, "a.h(1): error: expr", "required from my ops/c.cu(5)"),
+        (NVCC_OWN_TEMPLATE, "p.cu(2): error: expr", "required from p.cu(3)"),
+        (LD_FUNCTION, "a.cpp:(.text+0x5): undefined reference to `g()'", "in function n::f()"),
+        (LLD_FUNCTION, "ld.lld: error: undefined symbol: g()", "referenced by a.cpp:1"),
+        (LLD_TWICE, "ld.lld: error: duplicate symbol: f()", "defined at b.cpp and c.cpp"),
+        (WARNING, "a.cpp:7:1: error: real", ""),
     ],
 )
 def test_the_authors_own_place_is_named_beside_the_headers(output: str, diagnostic: str, way: str) -> None:

@@ -82,23 +82,15 @@ def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) 
         for _ in range(3):
             without_older_standards("acme_once", "-std=c++20", ["-std=c++14"])
     (record,) = caplog.records
-    assert record.getMessage() == (
-        "Op 'acme_once' is compiled with -std=c++20 instead of -std=c++14: the installed torch requires it."
-    )
+    assert "-std=c++20 instead of -std=c++14" in record.getMessage()
 
 
 @pytest.mark.parametrize(
     "flag",
     [
         *("-march=native", "-Wa,-mtune=generic", "-Wl,-z,max-page-size=4096", "-fopt-info", "-DX=-Map", "-Wa,-al"),
-        *(
-            "-ffile-prefix-map=/a=/b",
-            "-Wl,--as-needed",
-            "-fdump-record-layouts",
-            "-ftime-report",
-            "-mapx-features=egpr",
-            "--sysroot=/opt/dependencies",
-        ),
+        *("-ffile-prefix-map=/a=/b", "-Wl,--as-needed", "-fdump-record-layouts", "-ftime-report"),
+        *("-mapx-features=egpr", "--sysroot=/opt/dependencies"),
     ],
 )
 def test_a_flag_without_an_output_is_kept(flag: str) -> None:

@@ -14,8 +14,10 @@ from op_builder.toolchains.sycl import SyclToolchain
 
 @pytest.fixture
 def ziglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "zig").touch()
-    monkeypatch.setattr(packaged, "_directory_of", lambda _: str(tmp_path))
+    (tmp_path / "ziglang").mkdir()
+    for name in ("__init__.py", "zig"):
+        (tmp_path / "ziglang" / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.mark.usefixtures("ziglang")
