@@ -209,3 +209,20 @@ def test_one_rank_trains_as_with_deepspeeds_own_ops(python: Path, installed: str
         ours = train(python, how, 1, runs, installed)
         check_switched(ours)
         check_losses(runs, ours, own_runs, own)
+
+
+def test_trainer_and_accelerate_train_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path) -> None:
+    for package in ("transformers", "accelerate"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    one_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    one_rank |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    one_rank |= {"TORCH_EXTENSIONS_DIR": str(_peers.peer_directory(_peers.DEEPSPEED[0]) / "ops")}
+    variables: dict[str, str | None] = {**one_rank, "ACCEL_ACCELERATOR": None}
+    program = SUPPORT / "deepspeed_frameworks.py"
+    own = printed(python, program, str(tmp_path / "own"), **variables)
+    ours = printed(python, program, str(tmp_path / "ours"), ACCEL_DEEPSPEED="1", PYTHONPATH=installed, **variables)
+    assert (own["accelerator"], own["adam"].partition(".")[0]) == ("deepspeed.accelerator.cpu_accelerator", "deepspeed")
+    assert (ours["accelerator"], ours["adam"]) == ("accelerator.cpu_accelerator", "op_builder.cpu")
+    for name, losses in ours["losses"].items():
+        assert losses == pytest.approx(own["losses"][name], rel=BOUNDS["fp32"]), name
+        assert losses[-1] < losses[0]
