@@ -22,7 +22,7 @@ _ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 class CUDAOpBuilder(OpBuilder):
     """An op with CUDA sources. Compiling needs a CUDA toolkit; loading needs a device and a CUDA build of torch."""
 
-    _checks_device = True
+    _device = "cuda"
 
     def nvcc_args(self) -> list[str]:
         """Flags for nvcc, added after the common ones; ``-gencode`` flags replace the computed ones.
