@@ -26,6 +26,7 @@ from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.errors import AccelError
 from op_builder.load.lookup import Lookup
+from op_builder.load.resolve import BUILD, resolve
 from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
@@ -144,7 +145,7 @@ def _precompile(specs: Sequence[OpSpec], *, is_all: bool) -> int:
     """Precompile ``torch/extension.h`` for the flags of each op, or for no flags; returns the exit status."""
     cache = Cache()
     lookups = (Lookup(spec, cache, to_load=False) for spec in specs if spec.binding.uses_torch_cxx)
-    chosen = {lookup.spec.name: lookup for lookup in lookups if lookup.building() is None}
+    chosen = {lookup.spec.name: lookup for lookup in lookups if not next(resolve(lookup, (BUILD,))).rejection}
     skipped = ", ".join(spec.name for spec in specs if spec.name not in chosen)
     if skipped and not is_all:
         raise AccelError(

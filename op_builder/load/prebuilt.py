@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from op_builder import paths
 from op_builder._version import __version__
@@ -67,17 +68,31 @@ _FLAGS = ("c++ flags", "nvcc flags")
 _REINSTALL = "Reinstall the package."
 
 
-def find_prebuilt(spec: OpSpec, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> Iterator[PrebuiltFacts]:
+class _Current(NamedTuple):
+    """What the op's binaries are compared with."""
+
+    cuda_archs: tuple[str, ...]
+    parts: dict[str, str]
+    roots: Roots
+
+
+def find_prebuilt(spec: OpSpec, planned: Callable[[], tuple[BuildPlan, Roots]]) -> Iterator[PrebuiltFacts]:
     """The prebuilt binaries of an op, those of its current plan first: a wheel may also contain it for other devices.
 
     Args:
-        plan_for: makes the op's plan for CUDA architectures.
+        planned: gives the op's plan and its roots.
     """
-    for root in spec.prebuilt_roots:
-        cache = Cache(root, in_package=True)
+    caches = {root: Cache(root, in_package=True) for root in spec.prebuilt_roots}
+    found = {root: cache.entries(spec.name) for root, cache in caches.items()}
+    current: _Current | None = None
+    if any(found.values()):
+        with suppress(AccelError):  # a wheel may contain binaries without their sources
+            plan, roots = planned()
+            current = _Current(plan.cuda_archs, plan_parts(plan), roots)
+    for root, cache in caches.items():
         others = []
-        for entry in cache.entries(spec.name):
-            if changes := printable(_changes(entry, root.parent, plan_for)):
+        for entry in found[root]:
+            if changes := printable(_changes(entry, root.parent, current)) if current is not None else "":
                 rejection = Rejection(f"It was built from other files or flags: {changes}.")
                 others.append(PrebuiltFacts(entry.directory, entry, rejection))
             else:
@@ -101,22 +116,19 @@ def read_index(root: Path) -> dict[str, Any] | None:
         raise RecordError(error.strerror) from error
 
 
-def _changes(entry: Entry, package: Path, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> str:
+def _changes(entry: Entry, package: Path, current: _Current) -> str:
     """How ``entry`` differs from the op's current plan: it is for another device, or a file was edited."""
-    try:
-        plan = plan_for(tuple(entry.manifest.cuda_archs))
-        built = entry.manifest.key_parts
-        parts = plan_parts(plan)
-    except AccelError:
-        return ""  # a wheel may contain binaries without their sources
+    built, parts = entry.manifest.key_parts, current.parts
     flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(parts[name])]
     names = {name for name in (*built, *parts) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(parts)
+    if tuple(entry.manifest.cuda_archs) != current.cuda_archs:  # flags may depend on the architectures
+        names.difference_update(_FLAGS)
     other = [name for name in sorted(names) if built.get(name) != parts.get(name)]
     # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]
-    other += _changed_headers(entry, package, Roots.of(plan))
+    other += _changed_headers(entry, package, current.roots)
     return ", ".join(other)
 
 

@@ -13,6 +13,7 @@ from op_builder.cache.key import SystemHeaders
 from op_builder.cache.machine import machine_rejection
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
+from op_builder.errors import AccelError
 from op_builder.load.resolve import WITHOUT_PREBUILT, PrebuiltFacts, resolve
 from op_builder.system.outcomes import Rejection
 
@@ -119,6 +120,7 @@ class GivenFacts(NamedTuple):
     unavailable: Rejection | None = None
     no_build: Rejection | None = None
     no_load: Rejection | None = None
+    no_plan: AccelError | None = None
     is_python: bool = False
     machine: Any = SimpleNamespace(**MACHINE)
 
@@ -135,10 +137,12 @@ class GivenFacts(NamedTuple):
         return self.no_load
 
     def building(self) -> Rejection | None:
+        if self.no_plan is not None:
+            raise self.no_plan
         return self.no_build or self.no_load
 
 
-NO = Rejection("no")
+NO, NO_PLAN = Rejection("no"), AccelError("no plan")
 OPEN, WHEEL, KEPT = entry("open"), entry("wheel"), entry("kept")
 EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),), ((KEPT, None),))
 
@@ -148,6 +152,7 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
     [
         (GivenFacts(), ["build"]),
         (GivenFacts(no_build=NO), []),
+        (GivenFacts(no_plan=NO_PLAN), []),
         (GivenFacts(unavailable=NO), []),
         (EVERYWHERE, ["loaded", "prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(unavailable=NO), []),
@@ -180,7 +185,7 @@ def test_the_candidates_come_in_order_and_each_is_accepted_or_rejected(facts: Gi
     candidates = list(resolve(facts))
     assert [each.way for each in candidates if each.rejection is None] == accepted
     assert all(each.rejection.reason for each in candidates if each.rejection is not None)
-    assert candidates[-1].way == ("python" if facts.is_python else "build")
+    assert (candidates[-1].way, candidates[-1].error) == ("python" if facts.is_python else "build", facts.no_plan)
     without = [each.way for each in resolve(facts, WITHOUT_PREBUILT) if each.rejection is None]
     assert without == [way for way in accepted if way != "prebuilt"]
 
