@@ -15,7 +15,7 @@ from op_builder.cache.machine import ThisMachine
 from op_builder.cache.store import CHANGED, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.load.open import opened_entries
-from op_builder.load.resolve import PrebuiltFacts
+from op_builder.load.resolve import Candidate
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
@@ -117,7 +117,7 @@ class Lookup:
             )
             yield entry, None if unchanged else CHANGED if same else _CHANGED_KEY
 
-    def prebuilt(self) -> Iterator[PrebuiltFacts]:
+    def prebuilt(self) -> Iterator[Candidate]:
         if not any(os.path.isdir(root) for root in self.spec.prebuilt_roots):
             return
         from op_builder.load.prebuilt import find_prebuilt

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
             """The binaries that are open in this process, each with how it differs from what would be built now."""
             ...
 
-        def prebuilt(self) -> Iterable[PrebuiltFacts]: ...
+        def prebuilt(self) -> Iterable[Candidate]:
+            """The binaries in wheels, rejected if they differ from the op's plan or cannot be read."""
+            ...
+
         def cached(self) -> Iterable[tuple[Entry, Rejection | None]]:
             """The cache's entries of the op's key, each with the reason why it cannot be used."""
             ...
@@ -88,18 +91,6 @@ class Candidate(NamedTuple):
     error: AccelError | None = None
 
 
-class PrebuiltFacts(NamedTuple):
-    """A binary in a wheel.
-
-    Attributes:
-        rejection: how it differs from the op's plan, or why it cannot be read.
-    """
-
-    directory: Path
-    entry: Entry | None
-    rejection: Rejection | None = None
-
-
 def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
     """The ways to load an op, the best first; the last is to build it, or its Python code.
 
@@ -116,7 +107,7 @@ def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
         rejection = found.rejection
         if rejection is None and found.entry is not None:
             rejection = machine_rejection(found.entry.manifest, facts.machine) or facts.loading()
-        yield Candidate(PREBUILT, found.directory, found.entry, rejection)
+        yield found._replace(rejection=rejection)
     for entry, rejection in facts.cached() if CACHED in ways else ():
         if rejection is None and facts.toolset is None:  # it may be of another machine
             rejection = machine_rejection(entry.manifest, facts.machine)

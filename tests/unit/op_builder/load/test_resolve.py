@@ -14,7 +14,7 @@ from op_builder.cache.machine import machine_rejection
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
 from op_builder.errors import AccelError
-from op_builder.load.resolve import WITHOUT_PREBUILT, PrebuiltFacts, resolve
+from op_builder.load.resolve import PREBUILT, WITHOUT_PREBUILT, Candidate, resolve
 from op_builder.system.outcomes import Rejection
 
 MACHINE: dict[str, Any] = {
@@ -114,7 +114,7 @@ class GivenFacts(NamedTuple):
     """The facts of a row in the table."""
 
     opened_entries: tuple[tuple[Entry, Rejection | None], ...] = ()
-    in_wheels: tuple[PrebuiltFacts, ...] = ()
+    in_wheels: tuple[Candidate, ...] = ()
     in_cache: tuple[tuple[Entry, Rejection | None], ...] = ()
     toolset: Any = "g++"
     unavailable: Rejection | None = None
@@ -127,7 +127,7 @@ class GivenFacts(NamedTuple):
     def opened(self) -> Iterator[tuple[Entry, Rejection | None]]:
         return iter(self.opened_entries)
 
-    def prebuilt(self) -> Iterator[PrebuiltFacts]:
+    def prebuilt(self) -> Iterator[Candidate]:
         return iter(self.in_wheels)
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
@@ -144,7 +144,7 @@ class GivenFacts(NamedTuple):
 
 NO, NO_PLAN = Rejection("no"), AccelError("no plan")
 OPEN, WHEEL, KEPT = entry("open"), entry("wheel"), entry("kept")
-EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),), ((KEPT, None),))
+EVERYWHERE = GivenFacts(((OPEN, None),), (Candidate(PREBUILT, Path("wheel"), WHEEL),), ((KEPT, None),))
 
 
 @pytest.mark.parametrize(
@@ -163,15 +163,15 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
         (EVERYWHERE._replace(opened_entries=((OPEN, NO),)), ["prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(in_cache=((KEPT, NO), (OPEN, None))), ["loaded", "prebuilt", "cached", "build"]),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), None, NO),)),
+            EVERYWHERE._replace(in_wheels=(Candidate(PREBUILT, Path("wheel"), None, NO),)),
             ["loaded", "cached", "build"],
         ),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO),)),
+            EVERYWHERE._replace(in_wheels=(Candidate(PREBUILT, Path("wheel"), WHEEL, NO),)),
             ["loaded", "cached", "build"],
         ),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), entry("wheel", **NEWER_GLIBC)),)),
+            EVERYWHERE._replace(in_wheels=(Candidate(PREBUILT, Path("wheel"), entry("wheel", **NEWER_GLIBC)),)),
             ["loaded", "cached", "build"],
         ),
         # Without a compiler the cache may hold entries of another machine's compiler, which must fit this one.
@@ -192,7 +192,7 @@ def test_the_candidates_come_in_order_and_each_is_accepted_or_rejected(facts: Gi
 
 def test_a_fact_is_asked_for_only_if_no_earlier_candidate_was_taken() -> None:
     class Unasked(GivenFacts):
-        def prebuilt(self) -> Iterator[PrebuiltFacts]:
+        def prebuilt(self) -> Iterator[Candidate]:
             raise AssertionError("the loaded op suffices")
 
     first = next(iter(resolve(Unasked(*EVERYWHERE))))
