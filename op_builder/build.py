@@ -18,21 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
-from op_builder.builder.base import OpBuilder
 from op_builder.builder.inline import GivenBuilder
-from op_builder.catalog.registry import all_builders
+from op_builder.cache.store import Cache
+from op_builder.catalog.registry import all_specs
 from op_builder.command_line import reports_errors, run_main
 from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.errors import AccelError
+from op_builder.load.lookup import Lookup
+from op_builder.load.resolve import BUILD, resolve
 from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.report.collect import find_op
+from op_builder.spec import OpSpec
 from op_builder.system.interpreter import isolated_command, python
-from op_builder.system.outcomes import failures
 from op_builder.system.target import Target, requested_target
-from op_builder.toolchains.toolset import find_toolset
 
 _PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=True)"
 _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "cancelled": "yellow", "failed": "red"}
@@ -90,17 +91,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     # An accelerator that the environment names need not be present.
     target = requested_target(options.target) if options.wheel is not None else None
     package = requested_package()[1] if target is None else HOST_PACKAGE
-    found = all_builders(package).values() if options.all else (find_op(name, package) for name in options.ops)
-    builders = list(found)
+    specs = all_specs(package) if options.all else [find_op(name, package) for name in options.ops]
     if options.wheel is not None:
-        return _build_wheel(options.wheel, target, [] if options.all else builders)
+        return _build_wheel(options.wheel, target, [] if options.all else specs)
     if options.precompile:
-        return _precompile(builders, is_all=options.all)
-    with _display([builder.name for builder in builders]) as report:
-        required = [] if options.all else [builder.name for builder in builders]
+        return _precompile(specs, is_all=options.all)
+    names = [spec.name for spec in specs]
+    with _display(names) as report:
         results = build_all(
-            builders,
-            required=required,
+            specs,
+            Cache(),
+            required=[] if options.all else names,
             force=options.force,
             progress=report,
             with_kernels=True,
@@ -114,14 +115,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     return int(failed)
 
 
-def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBuilder]) -> int:
+def _build_wheel(directory: str, target: Target | None, specs: Sequence[OpSpec]) -> int:
     """Have pip build the project's wheel with these ops, or with all; returns the exit status."""
     if not Path("pyproject.toml").is_file():
         raise AccelError(f"No pyproject.toml in {Path.cwd()}.", "Run this in the directory of the ops' project.")
     if importlib.util.find_spec("pip") is None:
         raise AccelError(f"pip is not installed in {sys.prefix}.", f"Install it: `{python()} -m ensurepip`.")
-    switches = {variable_of(builder): "1" for builder in builders}
-    switches[env.ACCEL_BUILD_OPS.name] = "0" if builders else "1"
+    switches = {variable_of(spec): "1" for spec in specs}
+    switches[env.ACCEL_BUILD_OPS.name] = "0" if specs else "1"
     environment = env.child_environment(
         **{**switches, env.ACCEL_BUILD_TARGET.name: target.name if target is not None else None}
     )
@@ -140,21 +141,21 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
     return status
 
 
-def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
-    """Precompile ``torch/extension.h`` for the flags of each builder, or for no flags; returns the exit status."""
-    chosen = [
-        builder for builder in builders if builder.BINDING.uses_torch_cxx and not failures(builder.build_checks())
-    ]
-    skipped = ", ".join(builder.name for builder in builders if builder not in chosen)
+def _precompile(specs: Sequence[OpSpec], *, is_all: bool) -> int:
+    """Precompile ``torch/extension.h`` for the flags of each op, or for no flags; returns the exit status."""
+    cache = Cache()
+    lookups = (Lookup(spec, cache, to_load=False) for spec in specs if spec.binding.uses_torch_cxx)
+    chosen = {lookup.spec.name: lookup for lookup in lookups if not next(resolve(lookup, (BUILD,))).rejection}
+    skipped = ", ".join(spec.name for spec in specs if spec.name not in chosen)
     if skipped and not is_all:
         raise AccelError(
             f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.",
             "Name ops with Binding.TORCH, or no op.",
         )
-    for builder in chosen or [GivenBuilder("plain", {"plain.cpp": ""})]:
-        plan = builder.plan()
-        entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)
-        print(f"Precompiled torch/extension.h for {builder.name}: {entry.directory}")
+    plain = {"plain": Lookup(GivenBuilder("plain", {"plain.cpp": ""}).spec(), cache)}
+    for name, lookup in (chosen or plain).items():
+        entry = precompiled.precompile(lookup.plan, lookup.require_toolset(), cache)
+        print(f"Precompiled torch/extension.h for {name}: {entry.directory}")
     return 0
 
 

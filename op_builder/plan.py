@@ -169,6 +169,7 @@ class BuildPlan(NamedTuple):
         sycl: the SYCL part; None for an op without SYCL.
         libraries: third-party libraries that the binary is linked with.
         target: the platform to build for; None for this machine.
+        missing_dirs: named include directories that do not exist, which are ignored.
     """
 
     op: str
@@ -183,6 +184,7 @@ class BuildPlan(NamedTuple):
     sycl: SyclPlan | None = None
     libraries: tuple[ForeignLibrary, ...] = ()
     target: "Target | None" = None
+    missing_dirs: tuple[str, ...] = ()
 
     @property
     def uses_cuda(self) -> bool:

@@ -138,19 +138,20 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
 
         libraries = (*libraries, tvm_ffi_library())
     # Like the compilers, ignore a directory that does not exist; the report mentions it.
-    places = (place for name in recipe.include_dirs for place in paths.places(name, recipe.owner))
+    found = {name: list(filter(os.path.exists, paths.places(name, recipe.owner))) for name in recipe.include_dirs}
     plan = BuildPlan(
         op=recipe.op,
         module_name=module_name,
         binding=recipe.binding,
         sources=tuple(sources),
-        include_dirs=tuple(dict.fromkeys(Path(place) for place in places if os.path.exists(place))),
+        include_dirs=tuple(dict.fromkeys(Path(place) for existing in found.values() for place in existing)),
         cxx_flags=(standard, _HOST_OPTIMIZATION, *host_flags, *defines, *recipe.cxx_flags),
         nvcc_flags=nvcc_flags,
         link_flags=recipe.link_flags,
         cuda_archs=recipe.cuda_archs if recipe.uses_cuda else (),
         libraries=libraries,
         target=facts.target,
+        missing_dirs=tuple(name for name, existing in found.items() if not existing),
     )
     if not recipe.sycl_toolchain:
         return plan

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from op_builder._version import __version__
-from op_builder.plan import BuildPlan, ForeignLibrary, PlanFacts
+from op_builder.plan import Binding, BuildPlan, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe
 from op_builder.system.outcomes import Rejection, unavailable
 
@@ -47,6 +47,11 @@ class OpSpec(NamedTuple):
         libraries: finds the third-party libraries that ``plan`` adds to the recipe.
         python: makes what ``load()`` returns, for an op without a binary; of the rest only the checks are used then.
         unavailable: why the op cannot be built or loaded on this device at all.
+        builder: the name of its builder's class.
+        summary: one line for the report.
+        build_variable: the variable that requests it in a prebuild; empty if it is the usual one.
+        binding: how the binary registers with Python.
+        device: ``cuda`` or ``xpu`` for an op that only this device can load; else empty.
     """
 
     name: str
@@ -62,6 +67,11 @@ class OpSpec(NamedTuple):
     libraries: Callable[[], tuple[ForeignLibrary, ...]] = tuple
     python: Callable[[], Any] | None = None
     unavailable: Rejection | None = None
+    builder: str = ""
+    summary: str = ""
+    build_variable: str = ""
+    binding: Binding = Binding.STABLE
+    device: str = ""
 
 
 def unavailable_spec(name: str, rejection: Rejection, owner: type | None = None) -> OpSpec:
@@ -95,11 +105,6 @@ class OpFamily(NamedTuple):
     xpu: OpSpec | None = None
     elsewhere: OpSpec | None = None
     not_on: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def build_variable(self) -> str:
-        """The variable that requests the op in a prebuild."""
-        return f"ACCEL_BUILD_{self.name.upper()}"
 
     @property
     def is_native(self) -> bool:

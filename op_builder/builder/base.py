@@ -66,8 +66,8 @@ class OpBuilder(ABC):
     BINDING: ClassVar[Binding] = Binding.TORCH
     SUMMARY: ClassVar[str] = ""
 
-    # Whether load_checks() looks for the device of CUDA sources.
-    _checks_device: ClassVar[bool] = False
+    # The only device that can load the op, which load_checks() then looks for.
+    _device: ClassVar[str] = ""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or self.NAME
@@ -136,7 +136,7 @@ class OpBuilder(ABC):
 
         if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
             return [Passed("implementation", "its own load(), which compiles nothing")]
-        return build_checks(self.plan, self.cache, self.name, has_device_checks=self._checks_device)
+        return build_checks(self.plan, self.cache, self.name, has_device_checks=self._device == "cuda")
 
     def load_checks(self) -> list[CheckOutcome]:
         """Checks of everything that loading the built op needs."""
@@ -231,6 +231,11 @@ class OpBuilder(ABC):
             own_rejection=self.own_rejection,
             owner=owner,
             prebuilt_roots=tuple(paths.prebuilt_roots(owner)),
+            builder=owner.__name__,
+            summary=self.SUMMARY,
+            build_variable=self.BUILD_VAR,
+            binding=self.BINDING,
+            device=self._device,
         )
 
     def recipe(self) -> Recipe:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from op_builder import paths
 from op_builder.recipe import Recipe, text_list
 
 if TYPE_CHECKING:
@@ -66,11 +64,6 @@ def recipe_of(author: Author) -> Recipe:
         include_dirs=tuple(text_list(author.include_paths(), f"{where}include_paths()")),
         link_flags=(*link_flags, *map(_library_flag, libraries)),
     )
-
-
-def missing_include_dirs(author: Author) -> list[str]:
-    """The names in ``include_paths()`` of which no directory exists."""
-    return [name for name in author.include_paths() if not any(map(os.path.exists, paths.places(name, type(author))))]
 
 
 def _library_flag(entry: str) -> str:

@@ -100,15 +100,13 @@ def declared_builder(family: OpFamily, kernels: str, base: type[DeclaredBuilder]
     """A subclass of ``base`` for an op with the kernels ``kernels``."""
     spec = family.spec_for(kernels)
     made: Any = spec.python or spec.front_end
-    attributes = {
-        "SPEC": spec,
-        "NAME": family.name,
-        "BUILD_VAR": family.build_variable,
-        "SUMMARY": family.summary,
-        "__module__": f"op_builder.{kernels}",
-        "__doc__": f"``load()`` returns a :class:`{made.__module__}.{made.__qualname__}`.",
-    }
-    return type(family.builder, (base,), attributes)
+    spec = spec._replace(
+        builder=family.builder,
+        summary=family.summary,
+        device=kernels if kernels in ("cuda", "xpu") else "",
+    )
+    returns = f"``load()`` returns a :class:`{made.__module__}.{made.__qualname__}`."
+    return _class_of(spec, base, f"op_builder.{kernels}", __doc__=returns)
 
 
 @cache
@@ -121,11 +119,10 @@ def unavailable_builder(
     instead_of: type[OpBuilder] | None = None,
 ) -> type[OpBuilder]:
     """A class named ``builder`` in ``package`` for an op that cannot be built or loaded."""
-    attributes = {
-        "SPEC": unavailable_spec(name, rejection, instead_of),
-        "NAME": name,
-        "BUILD_VAR": f"ACCEL_BUILD_{name.upper()}",
-        "SUMMARY": summary,
-        "__module__": package,
-    }
-    return type(builder, (UnavailableOpBuilder,), attributes)
+    spec = unavailable_spec(name, rejection, instead_of)._replace(builder=builder, summary=summary)
+    return _class_of(spec, UnavailableOpBuilder, package)
+
+
+def _class_of(spec: OpSpec, base: type[DeclaredBuilder], package: str, **attributes: str) -> type[OpBuilder]:
+    names = {"NAME": spec.name, "BUILD_VAR": f"ACCEL_BUILD_{spec.name.upper()}", "SUMMARY": spec.summary}
+    return type(spec.builder, (base,), {"SPEC": spec, "__module__": package, **names, **attributes})

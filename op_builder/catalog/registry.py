@@ -19,7 +19,7 @@ from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, famili
 from op_builder.errors import UnknownOpError
 from op_builder.load.lookup import without_compiling
 from op_builder.messages import did_you_mean
-from op_builder.spec import OUR_PACKAGES, OpFamily
+from op_builder.spec import OUR_PACKAGES, OpFamily, OpSpec
 from op_builder.system.outcomes import Rejection
 
 if TYPE_CHECKING:
@@ -145,6 +145,11 @@ def all_builders(package: str) -> dict[str, OpBuilder]:
     return {name: _make(cls, package) for name, cls in classes.items()}
 
 
+def all_specs(package: str) -> list[OpSpec]:
+    """The specs of :func:`all_builders`."""
+    return [builder.spec() for builder in all_builders(package).values()]
+
+
 def _device(package: str) -> str:
     return package.rpartition(".")[2]
 
@@ -176,7 +181,7 @@ def _unknown(class_name: str, device: "DevicePackage", registered: "list[Registe
 def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
     try:
         builder = cls()
-        if not builder.name:  # an AttributeError if its __init__() does not call OpBuilder's
+        if not builder.spec().name:  # an AttributeError if its __init__() does not call OpBuilder's
             raise ValueError("it has no name")
         return builder
     except Exception as error:  # another package's builder may raise anything, and the report must survive it

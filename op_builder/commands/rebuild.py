@@ -53,7 +53,7 @@ def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
         return Rebuilt(entry, reason="GCC makes no two precompiled headers alike")
     try:
         archs = tuple(manifest.cuda_archs) or None
-        plan = find_op(manifest.op, package).plan_for(PlanFacts(memo, cuda_archs=archs))
+        plan = find_op(manifest.op, package).plan(PlanFacts(memo, cuda_archs=archs))
         toolset = find_toolset(plan, memo)
         key = plan_key(plan, toolset, memo)
         if key.parts != manifest.key_parts:

@@ -8,7 +8,7 @@ from op_builder.cache.machine import ExaminedMachine
 from op_builder.errors import AccelError
 from op_builder.load.lookup import Lookup
 from op_builder.load.open import NOEXEC_REMEDY
-from op_builder.load.resolve import BINARIES, BUILD, PREBUILT, Candidate, PrebuiltFacts, resolve
+from op_builder.load.resolve import BINARIES, BUILD, PREBUILT, Candidate, resolve
 from op_builder.system.file_contents import mapping_error
 from op_builder.system.outcomes import Rejection
 
@@ -64,7 +64,7 @@ class _UnopenedLookup(Lookup):
         super().__init__(spec, cache)
         self.machine = ExaminedMachine()
 
-    def prebuilt(self) -> Iterator[PrebuiltFacts]:
+    def prebuilt(self) -> Iterator[Candidate]:
         for found in super().prebuilt():
             unopened = _mapping_rejection(found.entry) if found.rejection is None and found.entry is not None else None
             yield found if unopened is None else found._replace(rejection=unopened)

@@ -52,8 +52,8 @@ def load_entry(
         way, entry, rejection = candidate.way, candidate.entry, candidate.rejection
         if rejection is not None:
             if way in (BUILD, PYTHON):
-                if lookup.plan_error is not None:
-                    raise lookup.plan_error
+                if candidate.error is not None:
+                    raise candidate.error
                 raise unavailable(spec.name, rejection) from unopened
             _log(candidate, rejection, lookup)
         elif spec.python is not None:

@@ -15,7 +15,7 @@ from op_builder.cache.machine import ThisMachine
 from op_builder.cache.store import CHANGED, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.load.open import opened_entries
-from op_builder.load.resolve import PrebuiltFacts
+from op_builder.load.resolve import Candidate
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan, PlanFacts
 from op_builder.spec import OpSpec
@@ -56,28 +56,13 @@ class Lookup:
         self.machine = ThisMachine()
         self.unavailable = spec.unavailable
         self.is_python = spec.python is not None
-        self.plan_error: AccelError | None = None
         self._facts = PlanFacts(cache.memo, target, namespace=namespace)
         self._to_load = to_load
-        self._plans: dict[tuple[str, ...], BuildPlan] = {}
 
     @computed_once
     def plan(self) -> BuildPlan:
-        """The plan; raises an AccelError, which is also kept as ``plan_error``, if there is none."""
-        known = self._plans.get(())
-        try:
-            return self.spec.plan(self._facts) if known is None or known.uses_cuda else known
-        except AccelError as error:
-            self.plan_error = error
-            raise
-
-    def plan_for(self, cuda_archs: tuple[str, ...]) -> BuildPlan:
-        """The plan for the CUDA architectures of an existing binary."""
-        if not cuda_archs and "plan" in self.__dict__ and not self.plan.uses_cuda:
-            return self.plan
-        if cuda_archs not in self._plans:
-            self._plans[cuda_archs] = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
-        return self._plans[cuda_archs]
+        """The plan; raises an AccelError if it cannot be made."""
+        return self.spec.plan(self._facts)
 
     @computed_once
     def toolset(self) -> Toolset | None:
@@ -132,12 +117,12 @@ class Lookup:
             )
             yield entry, None if unchanged else CHANGED if same else _CHANGED_KEY
 
-    def prebuilt(self) -> Iterator[PrebuiltFacts]:
+    def prebuilt(self) -> Iterator[Candidate]:
         if not any(os.path.isdir(root) for root in self.spec.prebuilt_roots):
             return
         from op_builder.load.prebuilt import find_prebuilt
 
-        yield from find_prebuilt(self.spec, self.plan_for)
+        yield from find_prebuilt(self.spec, lambda: (self.plan, self.roots))
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         try:
@@ -151,7 +136,8 @@ class Lookup:
         return rejection_of(self.load_checks) if self._to_load else None
 
     def building(self) -> Rejection | None:
-        forbidden = self._forbidden() if self._to_load and not self.is_python else None
+        plan = None if self.is_python else self.plan
+        forbidden = self._forbidden(plan) if self._to_load and plan is not None else None
         if forbidden is not None:
             return self.loading() or forbidden
         checks = [*self.build_checks, *(self.load_checks if self._to_load else ())]
@@ -165,23 +151,20 @@ class Lookup:
         tools = guarded("tools", self.require_toolset) if own is None and not self.is_python else own
         return [tools] if isinstance(tools, Failed) else []
 
-    def _forbidden(self) -> Rejection | None:
+    def _forbidden(self, plan: BuildPlan) -> Rejection | None:
         """Why nothing may be compiled: names what would be, with which tools, and the nearest existing entry."""
-        try:
-            if is_listing():
-                why, remedy = "nothing is compiled while installed ops are listed", "Load the op when it is first used."
-            elif not env.ACCEL_JIT.get():
-                why = "ACCEL_JIT=0 forbids compiling when an op is loaded"
-                remedy = "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op."
-            else:
-                return None
-            from op_builder.cache.compare import nearest_miss
+        if is_listing():
+            why, remedy = "nothing is compiled while installed ops are listed", "Load the op when it is first used."
+        elif not env.ACCEL_JIT.get():
+            why = "ACCEL_JIT=0 forbids compiling when an op is loaded"
+            remedy = "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op."
+        else:
+            return None
+        from op_builder.cache.compare import nearest_miss
 
-            plan, cache = self.plan, self.cache
-            tools = " and ".join(self.toolset.identities.values()) if self.toolset is not None else "a compiler"
-            _, differences = nearest_miss(cache.entries(plan.op), self.key, self.roots, cache.memo)
-        except AccelError as error:  # a variable or the plan is not valid
-            return Rejection.of(error)
+        cache = self.cache
+        tools = " and ".join(self.toolset.identities.values()) if self.toolset is not None else "a compiler"
+        _, differences = nearest_miss(cache.entries(plan.op), self.key, self.roots, cache.memo)
         sources = ", ".join(dict.fromkeys(source.label for source in plan.sources))
         nearest = f" The nearest entry differs in: {'; '.join(differences)}." if differences else ""
         return Rejection(

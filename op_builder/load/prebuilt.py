@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from op_builder.cache.key import Roots, plan_parts
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import printable
 from op_builder.errors import AccelError
-from op_builder.load.resolve import PrebuiltFacts
+from op_builder.load.resolve import PREBUILT, Candidate
 from op_builder.paths import NATIVE_DIRECTORIES, native_root
 from op_builder.plan import BuildPlan
 from op_builder.spec import OpSpec
@@ -67,24 +68,31 @@ _FLAGS = ("c++ flags", "nvcc flags")
 _REINSTALL = "Reinstall the package."
 
 
-def find_prebuilt(spec: OpSpec, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> Iterator[PrebuiltFacts]:
+def find_prebuilt(spec: OpSpec, planned: Callable[[], tuple[BuildPlan, Roots]]) -> Iterator[Candidate]:
     """The prebuilt binaries of an op, those of its current plan first: a wheel may also contain it for other devices.
 
     Args:
-        plan_for: makes the op's plan for CUDA architectures.
+        planned: gives the op's plan and its roots.
     """
-    for root in spec.prebuilt_roots:
-        cache = Cache(root, in_package=True)
+    caches = {root: Cache(root, in_package=True) for root in spec.prebuilt_roots}
+    found = {root: cache.entries(spec.name) for root, cache in caches.items()}
+    current: tuple[BuildPlan, Roots, dict[str, str]] | None = None
+    if any(found.values()):
+        with suppress(AccelError):  # a wheel may contain binaries without their sources
+            plan, roots = planned()
+            current = plan, roots, plan_parts(plan)
+    for root, cache in caches.items():
         others = []
-        for entry in cache.entries(spec.name):
-            if changes := printable(_changes(entry, root.parent, plan_for)):
+        for entry in found[root]:
+            if changes := printable(_changes(entry, root.parent, *current)) if current is not None else "":
                 rejection = Rejection(f"It was built from other files or flags: {changes}.")
-                others.append(PrebuiltFacts(entry.directory, entry, rejection))
+                others.append(Candidate(PREBUILT, entry.directory, entry, rejection))
             else:
-                yield PrebuiltFacts(entry.directory, entry, _damage(entry))
+                rejected = cache.rejection_of(entry)
+                yield Candidate(PREBUILT, entry.directory, entry, rejected and rejected._replace(remedy=_REINSTALL))
         yield from others
         for directory, rejection in cache.damaged.items():
-            yield PrebuiltFacts(directory, None, rejection._replace(remedy=_REINSTALL))
+            yield Candidate(PREBUILT, directory, None, rejection._replace(remedy=_REINSTALL))
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
@@ -101,22 +109,19 @@ def read_index(root: Path) -> dict[str, Any] | None:
         raise RecordError(error.strerror) from error
 
 
-def _changes(entry: Entry, package: Path, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> str:
+def _changes(entry: Entry, package: Path, plan: BuildPlan, roots: Roots, parts: dict[str, str]) -> str:
     """How ``entry`` differs from the op's current plan: it is for another device, or a file was edited."""
-    try:
-        plan = plan_for(tuple(entry.manifest.cuda_archs))
-        built = entry.manifest.key_parts
-        parts = plan_parts(plan)
-    except AccelError:
-        return ""  # a wheel may contain binaries without their sources
+    built = entry.manifest.key_parts
     flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(parts[name])]
     names = {name for name in (*built, *parts) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(parts)
+    if tuple(entry.manifest.cuda_archs) != plan.cuda_archs:  # flags may depend on the architectures
+        names.difference_update(_FLAGS)
     other = [name for name in sorted(names) if built.get(name) != parts.get(name)]
     # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]
-    other += _changed_headers(entry, package, Roots.of(plan))
+    other += _changed_headers(entry, package, roots)
     return ", ".join(other)
 
 
@@ -130,11 +135,3 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
     places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
     return [f"header {header.path}" for header in own if not header.is_unchanged(roots)]
-
-
-def _damage(entry: Entry) -> Rejection | None:
-    if entry.is_intact(through_links=True):
-        return None
-    if not entry.artifact.exists():
-        return Rejection(f"Its binary {entry.manifest.artifact} is missing.", _REINSTALL)
-    return Rejection("Its binary does not match its manifest: it was altered or truncated.", _REINSTALL)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from op_builder.cache.machine import machine_rejection
+from op_builder.errors import AccelError
 from op_builder.system.outcomes import Rejection
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ if TYPE_CHECKING:
             """The binaries that are open in this process, each with how it differs from what would be built now."""
             ...
 
-        def prebuilt(self) -> Iterable[PrebuiltFacts]: ...
+        def prebuilt(self) -> Iterable[Candidate]:
+            """The binaries in wheels, rejected if they differ from the op's plan or cannot be read."""
+            ...
+
         def cached(self) -> Iterable[tuple[Entry, Rejection | None]]:
             """The cache's entries of the op's key, each with the reason why it cannot be used."""
             ...
@@ -55,7 +59,11 @@ if TYPE_CHECKING:
             ...
 
         def building(self) -> Rejection | None:
-            """Why the op cannot be compiled now: it is forbidden, a check fails, or its author rejects this machine."""
+            """Why the op cannot be compiled now: it is forbidden, a check fails, or its author rejects this machine.
+
+            Raises:
+                AccelError: the plan cannot be made, or a variable is not valid.
+            """
             ...
 
 
@@ -73,24 +81,14 @@ class Candidate(NamedTuple):
         directory: of the binary; None without one.
         entry: the binary with its manifest; None without one, or if the manifest cannot be read.
         rejection: why it is not used; None if it is accepted.
+        error: the rejection of a build whose plan cannot be made, as it was raised.
     """
 
     way: str
     directory: Path | None = None
     entry: Entry | None = None
     rejection: Rejection | None = None
-
-
-class PrebuiltFacts(NamedTuple):
-    """A binary in a wheel.
-
-    Attributes:
-        rejection: how it differs from the op's plan, or why it cannot be read.
-    """
-
-    directory: Path
-    entry: Entry | None
-    rejection: Rejection | None = None
+    error: AccelError | None = None
 
 
 def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
@@ -99,10 +97,9 @@ def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
     Args:
         ways: those that count.
     """
-    rejection = facts.unavailable
-    if facts.is_python or rejection is not None:
+    if facts.is_python or facts.unavailable is not None:
         if BUILD in ways:
-            yield Candidate(PYTHON if facts.is_python else BUILD, rejection=rejection or facts.building())
+            yield _last(PYTHON if facts.is_python else BUILD, facts)
         return
     for entry, rejection in facts.opened() if LOADED in ways else ():
         yield Candidate(LOADED, entry.directory, entry, rejection)
@@ -110,11 +107,18 @@ def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
         rejection = found.rejection
         if rejection is None and found.entry is not None:
             rejection = machine_rejection(found.entry.manifest, facts.machine) or facts.loading()
-        yield Candidate(PREBUILT, found.directory, found.entry, rejection)
+        yield found._replace(rejection=rejection)
     for entry, rejection in facts.cached() if CACHED in ways else ():
         if rejection is None and facts.toolset is None:  # it may be of another machine
             rejection = machine_rejection(entry.manifest, facts.machine)
         rejection = rejection or facts.loading()
         yield Candidate(CACHED, entry.directory, entry, rejection)
     if BUILD in ways:
-        yield Candidate(BUILD, rejection=facts.building())
+        yield _last(BUILD, facts)
+
+
+def _last(way: str, facts: Facts) -> Candidate:
+    try:
+        return Candidate(way, rejection=facts.unavailable or facts.building())
+    except AccelError as error:
+        return Candidate(way, rejection=Rejection.of(error), error=error)

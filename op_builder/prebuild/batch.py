@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from op_builder.builder.base import OpBuilder
-from op_builder.cache.store import Entry
+from op_builder.cache.store import Cache, Entry
 from op_builder.engine.build import BuildOptions, build
 from op_builder.engine.kernels import compile_kernels
 from op_builder.errors import AccelError, BuildCancelled
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, CACHED, PYTHON, resolve
+from op_builder.spec import OpSpec
 from op_builder.system.target import Target
 from op_builder.toolchains.jobs import JobBudget, allowed_jobs, job_bytes
 
@@ -42,7 +42,8 @@ class OpResult:
 
 
 def build_all(
-    builders: Sequence[OpBuilder],
+    specs: Sequence[OpSpec],
+    cache: Cache,
     *,
     required: Container[str],
     force: bool,
@@ -61,14 +62,14 @@ def build_all(
         target: the platform to build for; None for this machine.
         namespace: torch namespace in which the library registers its ops when it is opened.
     """
-    batch = _Batch(required, force, progress, with_kernels, target, namespace)
-    for builder in builders:
-        progress(builder.name, 0, 0, "checking")
+    batch = _Batch(cache, required, force, progress, with_kernels, target, namespace)
+    for spec in specs:
+        progress(spec.name, 0, 0, "checking")
     try:
         jobs = allowed_jobs([])  # checks compile small programs
     except AccelError:
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
-    prepared = batch.run_parallel(batch.prepare, builders, jobs)
+    prepared = batch.run_parallel(batch.prepare, specs, jobs)
     lookups = [found for found in prepared if isinstance(found, Lookup)]
     needs = [job_bytes(each.plan) for each in lookups]
     total = allowed_jobs(needs) if needs else 1
@@ -80,6 +81,7 @@ def build_all(
 class _Batch:
     """Builds that run in parallel."""
 
+    cache: Cache
     required: Container[str]
     force: bool
     progress: OpProgress
@@ -98,22 +100,21 @@ class _Batch:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def prepare(self, builder: OpBuilder) -> OpResult | Lookup:
+    def prepare(self, spec: OpSpec) -> OpResult | Lookup:
         """The result of an op that need not be compiled, or what is needed to compile it."""
-        found = self._guarded(builder.name, lambda: self._prepare(builder))
-        self.progress(builder.name, 0, 0, found.status if isinstance(found, OpResult) else "waiting")
+        found = self._guarded(spec.name, lambda: self._prepare(spec))
+        self.progress(spec.name, 0, 0, found.status if isinstance(found, OpResult) else "waiting")
         return found
 
-    def _prepare(self, builder: OpBuilder) -> OpResult | Lookup:
-        spec = builder.spec()
-        lookup = Lookup(spec, builder.cache, target=self.target, namespace=self.namespace, to_load=False)
+    def _prepare(self, spec: OpSpec) -> OpResult | Lookup:
+        lookup = Lookup(spec, self.cache, target=self.target, namespace=self.namespace, to_load=False)
         candidates = resolve(lookup, (BUILD,) if self.force else (CACHED, BUILD))
         chosen = next(each for each in candidates if each.rejection is None or each.way in (BUILD, PYTHON))
         if chosen.rejection is not None:
-            status = "failed" if builder.name in self.required else "skipped"
-            return OpResult(builder.name, status, message=str(chosen.rejection))
+            status = "failed" if spec.name in self.required else "skipped"
+            return OpResult(spec.name, status, message=str(chosen.rejection))
         if chosen.way == PYTHON:
-            return OpResult(builder.name, "skipped", message="It is Python code; nothing is compiled.")
+            return OpResult(spec.name, "skipped", message="It is Python code; nothing is compiled.")
         if chosen.entry is None:
             return lookup
         lookup.cache.note_use(chosen.entry)

@@ -11,7 +11,7 @@ from op_builder.errors import UnknownOpError
 from op_builder.messages import did_you_mean
 
 if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
+    from op_builder.spec import OpSpec
 
 HOST_PACKAGE = "op_builder.cpu"
 """The package of the host's ops, which every wheel has."""
@@ -43,21 +43,21 @@ class BuildRequest:
         default = is_platform_alone and env.ACCEL_BUILD_OPS.raw() is None
         return BuildRequest(env.ACCEL_BUILD_OPS.get() or default, ops)
 
-    def wants(self, builder: OpBuilder) -> bool:
+    def wants(self, spec: OpSpec) -> bool:
         """Whether the op is requested."""
-        return self.ops.get(variable_of(builder), self.everything)
+        return self.ops.get(variable_of(spec), self.everything)
 
-    def requires(self, builder: OpBuilder) -> bool:
+    def requires(self, spec: OpSpec) -> bool:
         """Whether the op's own variable requests it, so that the build fails without it."""
-        return self.ops.get(variable_of(builder), False)
+        return self.ops.get(variable_of(spec), False)
 
-    def check_names(self, builders: Iterable[OpBuilder], reason: str = "") -> None:
-        """Raise an UnknownOpError if a variable belongs to no op of ``builders``.
+    def check_names(self, specs: Iterable[OpSpec], reason: str = "") -> None:
+        """Raise an UnknownOpError if a variable belongs to no op of ``specs``.
 
         Args:
             reason: why ops may be missing, for the message.
         """
-        known = sorted({variable_of(builder) for builder in builders})
+        known = sorted(set(map(variable_of, specs)))
         for name in self.ops:
             if name in known:
                 continue
@@ -67,7 +67,7 @@ class BuildRequest:
             )
 
 
-def variable_of(builder: OpBuilder) -> str:
-    """The variable that requests the op: its BUILD_VAR if that has the usual prefix."""
-    named = builder.BUILD_VAR or ""
-    return named if named.startswith(_PREFIX) else f"{_PREFIX}{builder.name.upper()}"
+def variable_of(spec: OpSpec) -> str:
+    """The variable that requests the op: the one that its author names if that has the usual prefix."""
+    named = spec.build_variable or ""
+    return named if named.startswith(_PREFIX) else f"{_PREFIX}{spec.name.upper()}"

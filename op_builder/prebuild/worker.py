@@ -16,17 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from op_builder import env
 from op_builder._version import __version__
-from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.failures import cache_error
 from op_builder.cache.key import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.catalog.index import family_of
-from op_builder.catalog.registry import all_builders, registered_packages
+from op_builder.catalog.registry import all_specs, registered_packages
 from op_builder.device import is_accelerator_named, requested_package
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
@@ -36,13 +34,11 @@ from op_builder.plan import Binding
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
+from op_builder.spec import OpSpec
 from op_builder.system.records import encode
 from op_builder.system.target import Target, requested_target
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_cxx
-
-if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
 
 REPORTED = 3
 """The exit status after a failure was reported."""
@@ -61,8 +57,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     started = time.monotonic()
     target = requested_target()
     accelerator, package = requested_package() if target is None else ("cpu", HOST_PACKAGE)
-    every = [*all_builders(package).values(), *all_builders(HOST_PACKAGE).values()]
-    candidates = [builder for builder in every if builder.spec().python is None]
+    candidates = [spec for spec in (*all_specs(package), *all_specs(HOST_PACKAGE)) if spec.python is None]
     incomplete = [found for found in registered_packages(package) if found.reasons]
     request.check_names(candidates, " ".join(found.reason for found in incomplete))
     reasons = [found.reason for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
@@ -76,7 +71,8 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         name = env.ACCEL_ACCELERATOR.name
         use = f"accelerator {accelerator} (detected; {name} selects another, with or without its device)"
     log(f"torch {torch_install().version}, Python {platform.python_version()}, {use}")
-    own = [builder for builder in candidates if _is_in(tree, builder)]
+    packages = ((spec, _package_of(spec)) for spec in candidates)
+    own = [spec for spec, package_dir in packages if package_dir is not None and package_dir.is_relative_to(tree)]
     chosen, left_out = _choose(own, request, accelerator, target)
     if not any(map(request.wants, own)):
         if reasons and request.everything:
@@ -86,8 +82,9 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     if target is None:
         _reject_cpu_of_compiler()
     with _writable_cache():
-        required = {builder.name for builder in chosen if request.requires(builder)}
-        results = build_all(chosen, required=required, force=False, progress=_log_progress(len(chosen)), target=target)
+        required = {spec.name for spec in chosen if request.requires(spec)}
+        progress = _log_progress(len(chosen))
+        results = build_all(chosen, Cache(), required=required, force=False, progress=progress, target=target)
         _raise_failures(chosen, results)
         left_out.update({result.op: result.message for result in results if result.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
@@ -140,82 +137,71 @@ def _reject_cpu_of_compiler() -> None:
         )
 
 
-def _is_in(tree: Path, builder: OpBuilder) -> bool:
-    """Whether the wheel contains the package that declares the op: this project, or that of an author's class."""
-    owner = builder.spec().owner
-    if owner is None:
-        return Path(__file__).resolve().is_relative_to(tree)
-    package = outermost_package(owner)
-    return package is not None and package.is_relative_to(tree)
+def _package_of(spec: OpSpec) -> Path | None:
+    """The directory of the package that declares the op: this project's, or that of an author's class."""
+    return Path(__file__).resolve().parents[1] if spec.owner is None else outermost_package(spec.owner)
 
 
 def _choose(
-    builders: Sequence[OpBuilder], request: BuildRequest, accelerator: str, target: Target | None
-) -> tuple[list[OpBuilder], dict[str, str]]:
-    """The builders to build, each class once, and why the others are left out; empty if not requested."""
-    available = {builder.name for builder in builders if builder.spec().unavailable is None}
-    chosen: dict[str, OpBuilder] = {}
+    specs: Sequence[OpSpec], request: BuildRequest, accelerator: str, target: Target | None
+) -> tuple[list[OpSpec], dict[str, str]]:
+    """The ops to build, each once, and why the others are left out; empty if not requested."""
+    available = {spec.name for spec in specs if spec.unavailable is None}
+    chosen: dict[object, OpSpec] = {}
     left_out: dict[str, str] = {}
-    for builder in builders:
-        if builder.spec().unavailable is not None and builder.name in available:
+    for spec in specs:
+        if spec.unavailable is not None and spec.name in available:
             continue  # another device has it
-        lacking = _reason_against_target(builder, target)
-        if lacking is not None and request.requires(builder):
+        lacking = _reason_against_target(spec, target)
+        if lacking is not None and request.requires(spec):
             raise IncompatibleOpError(
-                f"{builder.name} cannot be built: {lacking}.", "Request other ops, or another platform."
+                f"{spec.name} cannot be built: {lacking}.", "Request other ops, or another platform."
             )
-        reason = None if request.requires(builder) else _reason_against(builder, request, accelerator)
+        reason = None if request.requires(spec) else _reason_against(spec, request, accelerator)
         reason = lacking if reason is None else reason
         if reason is None:
-            chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
+            chosen.setdefault(spec.owner or (spec.builder, spec.device), spec)
         else:
-            left_out[builder.name] = reason
+            left_out[spec.name] = reason
     return list(chosen.values()), left_out
 
 
-def _reason_against(builder: OpBuilder, request: BuildRequest, accelerator: str) -> str | None:
-    variable, device = variable_of(builder), _device_of(builder)
-    if not request.wants(builder):
+def _reason_against(spec: OpSpec, request: BuildRequest, accelerator: str) -> str | None:
+    variable, device = variable_of(spec), spec.device
+    if not request.wants(spec):
         return f"{variable}=0" if variable in request.ops else ""
-    if (rejection := builder.spec().unavailable) is not None:
-        return rejection.reason
-    if device not in (None, accelerator):
+    if spec.unavailable is not None:
+        return spec.unavailable.reason
+    if device not in ("", accelerator):
         return f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
     return None
 
 
-def _reason_against_target(builder: OpBuilder, target: Target | None) -> str | None:
+def _reason_against_target(spec: OpSpec, target: Target | None) -> str | None:
     if target is None:
         return None
-    family = family_of(type(builder).__name__)
+    family = family_of(spec.builder)
     if family is not None and (reason := dict(family.not_on).get(target.system)):
         return f"{reason} (for {target.name})"
-    if builder.BINDING is not Binding.STABLE or _device_of(builder) is not None:
+    if spec.binding is not Binding.STABLE or spec.device:
         return f"only host ops on the Stable ABI of torch can be built for {target.name}"
     return None
 
 
-def _device_of(builder: OpBuilder) -> str | None:
-    """The accelerator that an op is for; None if it is for all."""
-    if isinstance(builder, CUDAOpBuilder):
-        return "cuda"
-    return "xpu" if isinstance(builder, SYCLOpBuilder) else None
-
-
-def _raise_failures(builders: Sequence[OpBuilder], results: Sequence[OpResult]) -> None:
-    failed = [(builder, each) for builder, each in zip(builders, results, strict=True) if each.status == "failed"]
+def _raise_failures(specs: Sequence[OpSpec], results: Sequence[OpResult]) -> None:
+    failed = [(spec, each) for spec, each in zip(specs, results, strict=True) if each.status == "failed"]
     if failed:
-        switches = ", ".join(dict.fromkeys(f"{variable_of(builder)}=0" for builder, _ in failed))
+        switches = ", ".join(dict.fromkeys(f"{variable_of(spec)}=0" for spec, _ in failed))
         raise AccelError(
             "\n".join(f"{result.op} cannot be built: {result.message}" for _, result in failed),
             f"Fix that, or leave it out with {switches}.",
         )
 
 
-def _copy_binary(builder: OpBuilder, result: OpResult) -> tuple[Path, Manifest, dict[str, Any]]:
+def _copy_binary(spec: OpSpec, result: OpResult) -> tuple[Path, Manifest, dict[str, Any]]:
     """Copy a binary from the cache to its package; returns the package, the manifest and the facts for the index."""
-    package, artifact = outermost_package(type(builder)), Path(result.path)
-    assert package is not None  # _is_in() has found it
+    package, artifact = _package_of(spec), Path(result.path)
+    assert package is not None  # it is in the tree
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
     # Without what concerns only the building machine: system headers, and the status of files.
     headers = tuple(header._replace(status=()) for header in manifest.headers)
@@ -224,13 +210,13 @@ def _copy_binary(builder: OpBuilder, result: OpResult) -> tuple[Path, Manifest, 
     if epoch is not None:  # a reproducible wheel
         built_at = datetime.fromtimestamp(epoch, timezone.utc).isoformat(timespec="seconds")
         manifest = manifest._replace(built_at=built_at, build_s=0.0)
-    place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
+    place = f"ops/{spec.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
     directory = package / DIRECTORY / place
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST).write_text(manifest.to_json(), encoding="ascii")
     shutil.copyfile(artifact, directory / artifact.name)
     facts = {
-        "op": builder.name,
+        "op": spec.name,
         "binary": f"{place}/{artifact.name}",
         "platform": manifest.key_parts["platform"],
         "torch": manifest.torch_needed,

@@ -36,15 +36,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
     require_supported(sys.platform)
     console = Console(soft_wrap=False)
-    builders = [find_op(name) for name in (*options.ops, *options.op)]
+    specs = [find_op(name) for name in (*options.ops, *options.op)]
     # The first report of a machine compiles small programs, which takes a few seconds.
     with Console(stderr=True).status("Checking...") as status:
 
         def progress(name: str) -> None:
             status.update(f"Checking {name}...")
 
-        found = list(map(explain, builders)) or [report(progress)]
-    show = print_explanation if builders else print_report
+        found = list(map(explain, specs)) or [report(progress)]
+    show = print_explanation if specs else print_report
     for data in found:
         if options.json:
             print(json.dumps(data, indent=2))

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
 
-from op_builder import paths
 from op_builder.builder.base import OpBuilder
-from op_builder.builder.recipe_of import missing_include_dirs
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.key import PlanKey
 from op_builder.cache.store import Cache
-from op_builder.catalog.registry import all_builders, device_package, registered_packages
+from op_builder.catalog.registry import all_specs, device_package, registered_packages
 from op_builder.device import accelerator_facts, current_accelerator, current_package
 from op_builder.engine.commands import build_commands
 from op_builder.errors import AccelError, UnknownOpError
@@ -25,7 +23,9 @@ from op_builder.load.lookup import Lookup
 from op_builder.load.prebuilt import INDEX, read_index
 from op_builder.load.resolve import CACHED, PREBUILT, Candidate
 from op_builder.messages import did_you_mean
+from op_builder.plan import BuildPlan
 from op_builder.report import machine
+from op_builder.spec import OpSpec
 from op_builder.system.outcomes import Failed, Rejection, facts_of, guarded
 from op_builder.system.records import RecordError
 
@@ -47,47 +47,34 @@ class OpRow:
     prebuilt: dict[str, Any] | None
 
 
-def op_row(builder: OpBuilder) -> OpRow:
+def read_only_cache() -> Cache:
+    """The cache, in which damaged entries stay."""
+    return Cache(is_ours=False)
+
+
+def op_row(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> OpRow:
     """The report's row for one op."""
-    try:
-        return _row(builder, decide(builder.spec(), lambda: _read_only_cache(builder)))
-    except Exception as error:  # another package's builder may raise anything, and the report must survive it
-        return OpRow(
-            name=builder.name,
-            builder=type(builder).__name__,
-            installed=False,
-            cached=False,
-            compatible=False,
-            reason=f"Its builder fails: {type(error).__name__}: {str(error).rstrip('.')}.",
-            remedy=f"Report this to the author of {type(builder).__module__}.",
-            summary=builder.SUMMARY,
-            prebuilt=None,
-        )
+    return _row(spec, decide(spec, open_cache))
 
 
-def _read_only_cache(builder: OpBuilder) -> Cache:
-    """The builder's cache, in which damaged entries stay."""
-    return Cache(builder.cache.root, is_ours=False)
-
-
-def _row(builder: OpBuilder, found: Decision) -> OpRow:
+def _row(spec: OpSpec, found: Decision) -> OpRow:
     reason, remedy = found.rejection or Rejection("")
     notes = []
-    missing = guarded("include_paths()", lambda: missing_include_dirs(builder))
-    if missing and not isinstance(missing, Failed):
-        notes.append(f"Include directories that do not exist are ignored: {', '.join(missing)}.")
+    plan = guarded("plan", lambda: found.lookup.plan if found.lookup is not None else None)
+    if isinstance(plan, BuildPlan) and plan.missing_dirs:
+        notes.append(f"Include directories that do not exist are ignored: {', '.join(plan.missing_dirs)}.")
     prebuilt = found.prebuilt
     if prebuilt is not None and prebuilt.rejection is not None:
         notes.append(f"The prebuilt binary is ignored. {prebuilt.rejection}")
     return OpRow(
-        name=builder.name,
-        builder=type(builder).__name__,
+        name=spec.name,
+        builder=spec.builder,
         installed=found.accepted(PREBUILT) is not None,
         cached=found.accepted(CACHED) is not None,
         compatible=found.rejection is None,
         reason=" ".join(filter(None, [reason, *notes])),
         remedy=remedy,
-        summary=builder.SUMMARY,
+        summary=spec.summary,
         prebuilt=_entry(prebuilt),
     )
 
@@ -103,15 +90,15 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     progress("accelerator")
     accelerator, package = _accelerator()
     rows = []
-    builders = all_builders(package)
-    for name, builder in builders.items():
-        progress(name)
-        rows.append(asdict(op_row(builder)))
+    specs = all_specs(package)
+    for spec in specs:
+        progress(spec.name)
+        rows.append(asdict(op_row(spec)))
     progress("environment")
     return {
         "accelerator": accelerator,
         "ops": rows,
-        "wheels": _wheels(builders.values()),
+        "wheels": _wheels(specs),
         "registered": _registered(package),
         "environment": machine.environment(),
     }
@@ -127,11 +114,10 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
         UnknownOpError: an op does not exist.
     """
     if ops:
-        builders = [find_op(name) for name in ops]
+        specs = [find_op(name) for name in ops]
     else:
-        every = all_builders(_accelerator()[1]).values()
-        builders = [builder for builder in every if builder.spec().unavailable is None]
-    rows = [op_row(builder) for builder in builders]
+        specs = [spec for spec in all_specs(_accelerator()[1]) if spec.unavailable is None]
+    rows = [op_row(spec) for spec in specs]
     error = accelerator_error()
     rejected = [] if error is None else [{"name": "accelerator", "reason": error.message, "remedy": error.remedy}]
     rejected += [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
@@ -145,8 +131,8 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
     return {"working": [row.name for row in rows if row.compatible], "rejected": rejected}
 
 
-def find_op(name: str, package: str | None = None) -> OpBuilder:
-    """The builder of an op, by the op's name, the builder's name, or ``package.module:Builder``.
+def find_op(name: str, package: str | None = None) -> OpSpec:
+    """An op, by the op's name, the builder's name, or ``package.module:Builder``.
 
     An op that the device lacks is also found if it has SYCL kernels, which work on CPU tensors.
 
@@ -157,16 +143,16 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
         UnknownOpError: no such op, module or builder exists; lists the names.
     """
     if ":" in name:
-        return _builder_of(name)
+        return _spec_of(name)
     package = _accelerator()[1] if package is None else package
-    builders = list(all_builders(package).values())
-    named = [builder for builder in builders if name in (builder.name, type(builder).__name__)]
-    if not named or named[0].spec().unavailable is not None:
+    specs = all_specs(package)
+    named = [spec for spec in specs if name in (spec.name, spec.builder)]
+    if not named or named[0].unavailable is not None:
         classes = device_package(_SYCL_PACKAGE).classes
-        named = [*(cls() for class_name, cls in classes.items() if name in (cls.NAME, class_name)), *named]
+        named = [*(cls().spec() for class_name, cls in classes.items() if name in (cls.NAME, class_name)), *named]
     if named:
         return named[0]
-    names = [builder.name for builder in builders]
+    names = [spec.name for spec in specs]
     reasons = [other.reason for other in registered_packages(package)]
     raise UnknownOpError(
         " ".join(filter(None, [f"Unknown op {name!r}.", *reasons])),
@@ -175,7 +161,7 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
     )
 
 
-def _builder_of(name: str) -> OpBuilder:
+def _spec_of(name: str) -> OpSpec:
     module_name, _, class_name = name.partition(":")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:  # python -m has it there
@@ -196,7 +182,7 @@ def _builder_of(name: str) -> OpBuilder:
         remedy = f"Use one of {names}." if names else f"Name the module that defines it; {module_name} has no builders."
         raise UnknownOpError(f"{name!r}: {class_name!r} {what}.", remedy)
     try:
-        return found()
+        return found().spec()
     except Exception as error:
         raise UnknownOpError(
             f"{name!r}: the builder cannot be created: {type(error).__name__}: {error}.",
@@ -208,13 +194,13 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
     return isinstance(value, type) and issubclass(value, OpBuilder)
 
 
-def explain(builder: OpBuilder) -> dict[str, Any]:
+def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
-    found = decide(builder.spec(), lambda: _read_only_cache(builder))
+    found = decide(spec, open_cache)
     lookup, cached = found.lookup, found.accepted(CACHED)
     checks = [*lookup.build_checks, *lookup.load_checks] if lookup is not None else []
     explained: dict[str, Any] = {
-        **asdict(_row(builder, found)),
+        **asdict(_row(spec, found)),
         "checks": [{"passed": not isinstance(outcome, Failed), **facts_of(outcome)} for outcome in checks],
         "cache_entry": _entry(cached),
     }
@@ -282,10 +268,10 @@ def _miss(lookup: Lookup) -> dict[str, Any]:
     return {"nearest": None if nearest is None else str(nearest.directory), "differences": differences}
 
 
-def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
+def _wheels(specs: Iterable[OpSpec]) -> list[dict[str, Any]]:
     """The index of each wheel with prebuilt ops, or why it cannot be read."""
     wheels = []
-    for root in dict.fromkeys(root for builder in builders for root in paths.prebuilt_roots(type(builder))):
+    for root in dict.fromkeys(root for spec in specs for root in spec.prebuilt_roots):
         try:
             index = read_index(root)
         except RecordError as error:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from op_builder.builder import OpBuilder
-from op_builder.cache.store import Entry
+from op_builder.cache.store import Cache, Entry
 from op_builder.engine.build import BuildOptions, build
 from op_builder.load.decision import Decision, decide
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, Candidate, resolve
+from op_builder.prebuild.batch import OpResult, build_all
+from op_builder.report.collect import OpRow, explain, op_row
 from op_builder.system.outcomes import unavailable
 
 
@@ -48,3 +53,19 @@ def prebuilt(builder: OpBuilder) -> Candidate | None:
 
 def is_prebuilt(builder: OpBuilder) -> bool:
     return decision(builder).accepted(PREBUILT) is not None
+
+
+def row_of(builder: OpBuilder) -> OpRow:
+    """The report's row."""
+    return op_row(builder.spec(), lambda: Cache(builder.cache.root, is_ours=False))
+
+
+def explained(builder: OpBuilder) -> dict[str, Any]:
+    """What the report shows for one op."""
+    return explain(builder.spec(), lambda: Cache(builder.cache.root, is_ours=False))
+
+
+def built_by_command(builders: Sequence[OpBuilder], required: Sequence[str] = (), **options: Any) -> list[OpResult]:
+    """The results of ``python -m op_builder.build`` for builders that share a cache."""
+    arguments = {"force": False, "progress": lambda *_: None, **options}
+    return build_all([each.spec() for each in builders], builders[0].cache, required=required, **arguments)

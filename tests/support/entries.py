@@ -46,7 +46,7 @@ def publish(
     cache: Cache, content: bytes = b"binary", op: str = "small", headers: tuple[Header, ...] = (), **changes: str
 ) -> Entry:
     """Publish an entry."""
-    made = manifest(content, **changes)._replace(op=op, artifact=f"{op}.so", headers=headers)
+    made = manifest(content, **{"op": op, **changes})._replace(op=op, artifact=f"{op}.so", headers=headers)
     with cache.staging(op) as staging:
         result = staging / "result"
         result.mkdir()

@@ -38,6 +38,11 @@ class Follower:
         codes = (frame.f_code for frame in self.frames.values())
         return Counter((code.co_filename.removeprefix(f"{Path(OWN[0]).parent}/"), code.co_name) for code in codes)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often it made a plan, computed a key and looked into the cache."""
+        return {what: sum(n for (_, name), n in self.calls.items() if name == one) for what, one in COUNTED.items()}
+
     def __enter__(self) -> Follower:
         sys.setprofile(self)
         return self
@@ -54,8 +59,8 @@ def main() -> None:
     with Follower() as load:
         builder.load()
     sentence = creation.calls + load.calls
-    counts = {what: sum(n for (_, name), n in sentence.items() if name == one) for what, one in COUNTED.items()}
     modules = [name for name in sys.modules if name.partition(".")[0] in ("accelerator", "op_builder")]
+    counts = {what: creation.counts[what] + load.counts[what] for what in COUNTED}
     followed: dict[str, Any] = {"counts": counts, "modules": sorted(modules)}
     for what, calls in (("load", load.calls), ("sentence", sentence)):
         followed[what] = {

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.build import build_all
 from op_builder.toolchains.sycl_runtime import find_runtime
+from tests.support.builds import built_by_command
 
 TEMPLATE = Path(__file__).parents[3] / "examples" / "my_ops"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -148,7 +148,7 @@ def test_torch_accepts_the_op(request: pytest.FixtureRequest, my_ops: Any, place
 def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any) -> None:
     builder = my_ops.builders.MyOpsAddRmsNormCudaBuilder()
     with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
-        (outcome,) = build_all([builder], required=[builder.name], force=False, progress=lambda *_: None)
+        (outcome,) = built_by_command([builder], [builder.name])
     binary = Path(outcome.path)
     assert "warning" not in (binary.parent / "build.log").read_text()
     assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary.read_bytes())} == {"sm_80", "sm_90"}

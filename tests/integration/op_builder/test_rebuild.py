@@ -62,7 +62,7 @@ def test_a_build_does_not_depend_on_places_users_times_locales_or_jobs(
 @pytest.fixture
 def entry(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     directory, cache = copied(built, tmp_path / "copy")
-    monkeypatch.setattr("op_builder.commands.rebuild.find_op", lambda *_: SmallBuilder(directory, cache))
+    monkeypatch.setattr("op_builder.commands.rebuild.find_op", lambda *_: SmallBuilder(directory, cache).spec())
     (found,) = cache.entries()
     return found
 

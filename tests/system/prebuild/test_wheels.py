@@ -29,9 +29,11 @@ NOT_OF_THE_CPU = "rms_norm"
 
 LOAD = """
 import sys
+from op_builder.cache.store import Cache
+from op_builder.load.load import load
 from op_builder.report.collect import find_op
 for name in sys.argv[1:]:
-    find_op(name).load()
+    load(find_op(name), Cache())
 print("loaded all")
 """
 

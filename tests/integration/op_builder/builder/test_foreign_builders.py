@@ -18,7 +18,7 @@ import torch
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.inline import GivenBuilder
 from op_builder.errors import IncompatibleOpError, LoadError
-from op_builder.report.collect import op_row
+from tests.support.builds import row_of
 from tests.support.compilers import needs_gxx, shared_library
 from tests.support.foreign_package import importable, load_module, output_of, write_package
 from tests.support.small_ops import MODULE
@@ -221,7 +221,7 @@ def test_each_binding_style_loads_and_the_second_load_hits(
 
 def test_a_builders_warning_is_the_reason_in_report_and_load(vendor: Any, caplog: pytest.LogCaptureFixture) -> None:
     builder = vendor.NeedyBuilder()
-    row = op_row(builder)
+    row = row_of(builder)
     assert not row.compatible
     assert "install the acme-dev package" in row.reason
     with pytest.raises(IncompatibleOpError, match="acme-dev"):
@@ -240,7 +240,7 @@ def test_a_builder_whose_methods_raise_is_reported() -> None:
     builder = Broken()
     assert not builder.is_compatible()
     assert "KeyError: 'CUDA_HOME'" in (builder.error_log or "")
-    assert "its builder fails: KeyError: 'CUDA_HOME'" in op_row(builder).reason
+    assert "its builder fails: KeyError: 'CUDA_HOME'" in row_of(builder).reason
     with pytest.raises(IncompatibleOpError, match="KeyError") as caught:
         builder.load()
     assert isinstance(caught.value.__cause__, KeyError)
@@ -283,7 +283,7 @@ def answer(declaration: str = "", value: str = "42", include_dirs: Sequence[str]
 def test_an_include_directory_that_does_not_exist_is_ignored_and_reported(tmp_path: Path) -> None:
     builder = answer(value="7", include_dirs=[str(tmp_path), "csrc/absent", str(tmp_path / "absent")])
     assert builder.plan().include_dirs == (tmp_path,)
-    row = op_row(builder)
+    row = row_of(builder)
     assert row.compatible
     assert f"do not exist are ignored: csrc/absent, {tmp_path / 'absent'}" in row.reason
     assert builder.load().value() == 7

@@ -21,7 +21,7 @@ from op_builder.system.outcomes import failures
 from op_builder.toolchains import sycl_runtime
 from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_variables
 from op_builder.xpu import RMSNormBuilder
-from tests.support.builds import is_prebuilt, prebuilt
+from tests.support.builds import built_by_command, is_prebuilt, prebuilt
 from tests.support.compilers import shared_library
 from tests.support.entries import edit_record
 from tests.support.sycl_ops import KERNEL, XPU_BINDING, ScaleBuilder, needs_runtime, run_with_op, write_scale
@@ -176,9 +176,7 @@ def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch
 
 
 def test_the_build_command_compiles_every_kernel_ahead(place: Path, builder: ScaleBuilder) -> None:
-    (outcome,) = build.build_all(
-        [builder], required=["sycl_scale"], force=False, progress=lambda *_: None, with_kernels=True
-    )
+    (outcome,) = built_by_command([builder], ["sycl_scale"], with_kernels=True)
     assert outcome.status == "cached"
     kept = kept_kernels(place)
     done = run_with_op(place, "op.scale_(torch.ones(3, dtype=torch.float64), 2.0); op.scale_(torch.ones(3), 2.0)")
@@ -325,7 +323,7 @@ def test_a_users_variables_are_kept_and_those_of_an_opened_op_give_way_to_anothe
 def test_the_build_command_reports_kernels_that_were_not_compiled(
     builder: ScaleBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder)
+    monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder.spec())
     with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
         assert build.main(["sycl_scale", "--json"]) == 0
         (op,) = json.loads(capsys.readouterr().out)["ops"]

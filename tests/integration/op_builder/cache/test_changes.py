@@ -15,8 +15,7 @@ from op_builder import env
 from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
-from op_builder.report.collect import explain
-from tests.support.builds import compile_op, find_cached, lookup
+from tests.support.builds import compile_op, explained, find_cached, lookup
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, KernelBuilder, SmallBuilder, replace_content
 
@@ -117,7 +116,7 @@ def builder(place: Path) -> Iterator[ChangedBuilder]:
 def misses(builder: SmallBuilder) -> list[str] | None:
     """The differences from the nearest entry; None if the op is in the cache."""
     builder.cache = Cache(builder.cache.root)  # type: ignore[misc]
-    miss = explain(builder)["miss"]
+    miss = explained(builder)["miss"]
     assert miss is None or miss["nearest"]
     return None if miss is None else miss["differences"]
 
@@ -434,7 +433,7 @@ def test_a_header_of_torch_that_a_stable_op_reads_counts_by_content(builder: Cha
 
 
 def test_an_empty_cache_has_no_nearest_entry(small: SmallBuilder) -> None:
-    assert explain(small)["miss"] == {"nearest": None, "differences": []}
+    assert explained(small)["miss"] == {"nearest": None, "differences": []}
 
 
 @pytest.mark.slow

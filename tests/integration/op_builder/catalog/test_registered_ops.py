@@ -18,8 +18,9 @@ from op_builder.catalog.registered_ops import RegisteredPackage
 from op_builder.catalog.registry import all_builders, find_builder, registered_packages
 from op_builder.errors import UnknownOpError
 from op_builder.report.__main__ import main as report_main
-from op_builder.report.collect import find_op, op_row
+from op_builder.report.collect import find_op
 from op_builder.report.render import print_report
+from tests.support.builds import row_of
 from tests.support.foreign_package import install, output_of
 from tests.support.small_ops import ACME_ADD, STABLE_SOURCE
 
@@ -222,7 +223,7 @@ def test_only_the_ops_of_a_broken_module_are_missing(acme: str, site: Site) -> N
 def test_a_builder_that_cannot_be_created_is_incompatible_with_the_reason(site: Site) -> None:
     fails = "def __init__(self):\n    raise OSError('no /dev/acme')"
     site.install_module(declared("FragileBuilder", "fragile", fails), "fragile")
-    row = op_row(all_builders(CPU)["fragile"])
+    row = row_of(all_builders(CPU)["fragile"])
     assert not row.compatible
     assert "no /dev/acme" in row.reason
     assert row.remedy

@@ -20,8 +20,7 @@ from op_builder.engine.ninja import find_ninja
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError
 from op_builder.load.decision import decide
 from op_builder.load.load import load
-from op_builder.report.collect import op_row
-from tests.support.builds import cached_or_built
+from tests.support.builds import cached_or_built, row_of
 from tests.support.compilers import needs_gxx, program
 from tests.support.files import mounted
 from tests.support.small_ops import SmallBuilder, added
@@ -110,7 +109,7 @@ def test_a_cache_on_a_noexec_mount_is_refused_by_the_report_and_by_load(
         if is_built:
             shutil.copytree(small.cache.root, disk / "cache")
         builder = with_cache(small, disk / "cache")
-        row = op_row(builder)
+        row = row_of(builder)
         assert not row.compatible
         assert "noexec" in row.reason
         assert "noexec" in row.remedy

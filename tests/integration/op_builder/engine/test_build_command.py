@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.build import OpResult, build_all, main
-from op_builder.builder.base import OpBuilder
+from op_builder.build import OpResult, main
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
+from op_builder.spec import OpSpec
+from tests.support.builds import built_by_command
 from tests.support.compilers import EndlessCompiler, needs_gxx, program
 from tests.support.foreign_package import ROOT, python
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
@@ -30,7 +31,7 @@ def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE)
 
 def outcomes_of(*ops: SmallBuilder, is_required: bool = True) -> list[OpResult]:
     required = [op.name for op in ops] if is_required else []
-    return build_all(ops, required=required, force=False, progress=lambda *_: None)
+    return built_by_command(ops, required)
 
 
 def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) -> None:
@@ -40,7 +41,7 @@ def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) ->
     odd.build_checks = lambda: {}["odd"]  # type: ignore[method-assign]
     steps: list[tuple[str, int, int, str]] = []
     ops = [good, broken, odd, other]
-    outcomes = build_all(ops, required=["good"], force=False, progress=lambda *step: steps.append(step))
+    outcomes = built_by_command(ops, ["good"], progress=lambda *step: steps.append(step))
     assert [outcome.status for outcome in outcomes] == ["built", "failed", "skipped", "built"]
     assert "on purpose" in outcomes[1].message
     assert "KeyError: 'odd'" in outcomes[2].message
@@ -173,18 +174,18 @@ def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
 
 
 def test_the_ops_are_those_of_the_named_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
 
-    def build_none(builders: list[OpBuilder], **_options: object) -> list[OpResult]:
-        found.extend(f"{type(builder).__module__}.{type(builder).__name__}" for builder in builders)
+    def build_none(specs: list[OpSpec], _cache: Cache, **_options: object) -> list[OpResult]:
+        found.extend((spec.builder, spec.device) for spec in specs)
         return []
 
     monkeypatch.setattr("op_builder.build.build_all", build_none)
     with env.scope(ACCEL_ACCELERATOR="xpu", DS_ACCELERATOR=None):
         assert main(["fused_adam"]) == 0
-        assert found == ["op_builder.xpu.FusedAdamBuilder"]
+        assert found == [("FusedAdamBuilder", "xpu")]
         assert main(["--all"]) == 0
-        assert found[1:].count("op_builder.xpu.FusedAdamBuilder") == 1
+        assert found[1:].count(("FusedAdamBuilder", "xpu")) == 1
 
 
 def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: Path) -> None:

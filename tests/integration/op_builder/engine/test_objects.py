@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.build import build_all
 from op_builder.cache.store import Cache
 from op_builder.engine.objects import Objects
 from op_builder.errors import CompileError, LoadError
-from tests.support.builds import cached_or_built, lookup
+from tests.support.builds import built_by_command, cached_or_built, lookup
 from tests.support.compilers import needs_gxx, program
 from tests.support.small_ops import SmallBuilder, added, replace_content
 
@@ -78,7 +77,7 @@ def test_an_edit_compiles_the_files_that_it_concerns_and_force_all(
     many.files.reverse()
     many.load()
     assert compiled() == []
-    build_all([many], required=[many.name], force=True, progress=lambda *_: None)
+    built_by_command([many], [many.name], force=True)
     assert len(compiled()) == 4
 
 

@@ -19,10 +19,8 @@ from op_builder import Binding, env
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import IncompatibleOpError, LoadError
 from op_builder.load.open import open_entry
-from op_builder.prebuild.batch import build_all
-from op_builder.report.collect import op_row
 from op_builder.system.outcomes import CheckOutcome, Failed, Rejection
-from tests.support.builds import cached_or_built
+from tests.support.builds import built_by_command, cached_or_built, row_of
 from tests.support.processes import fork, wait_for
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added, copied, make_small, replace_content
 
@@ -318,13 +316,13 @@ def test_an_authors_rejection_prevents_a_build_and_no_existing_binary(tmp_path: 
     rejecting = Rejects(small.directory, small.cache)
     with pytest.raises(IncompatibleOpError, match="libacme"):
         rejecting.load()
-    (result,) = build_all([rejecting], required=[], force=False, progress=lambda *_: None)
-    row = op_row(rejecting)
+    (result,) = built_by_command([rejecting])
+    row = row_of(rejecting)
     assert (result.status, row.compatible) == ("skipped", False)
     assert "libacme" in result.message
     assert "libacme" in row.reason
     small.load()
-    assert op_row(rejecting).compatible
+    assert row_of(rejecting).compatible
     assert added(rejecting.load()) == 7.0
 
 

@@ -22,9 +22,8 @@ from op_builder.cpu import CPUAdamBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.load.prebuilt import read_index
 from op_builder.report import collect
-from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
-from tests.support.builds import prebuilt
+from tests.support.builds import prebuilt, row_of
 from tests.support.entries import edit_record
 from tests.support.foreign_package import importable, load_module, write_package
 from tests.support.small_ops import SmallBuilder, added, copied
@@ -65,7 +64,7 @@ def test_a_prebuilt_op_that_fits_is_loaded_first(small: SmallBuilder, wheel: Ent
     empty(small.cache)
     with env.scope(ACCEL_JIT="0"):
         assert added(small.load()) == 1.0
-    row = op_row(small)
+    row = row_of(small)
     assert (row.installed, row.cached, row.compatible) == (True, False, True)
     assert small.cache.entries() == []
     assert wheel.is_intact()
@@ -101,7 +100,7 @@ def test_a_prebuilt_op_that_does_not_fit_is_ignored_with_the_reason(
     reason: str,
 ) -> None:
     rewrite(wheel, lambda manifest: manifest.update(members, key_parts={**manifest["key_parts"], **key_parts}))
-    row = op_row(small)
+    row = row_of(small)
     assert not row.installed
     assert row.compatible
     assert reason in row.reason
@@ -111,9 +110,9 @@ def test_a_prebuilt_op_that_does_not_fit_is_ignored_with_the_reason(
 
 
 def test_the_report_knows_what_the_linker_would_reject(small: SmallBuilder, wheel: Entry) -> None:
-    assert op_row(small).installed, "the manifest matches this machine"
+    assert row_of(small).installed, "the manifest matches this machine"
     rewrite(wheel, lambda manifest: manifest.update(needs={"GLIBCXX": "3.4.99"}))
-    row = op_row(small)
+    row = row_of(small)
     assert not row.installed
     assert "It needs GLIBCXX_3.4.99, which the installed C++ library lacks" in row.reason
 
@@ -194,8 +193,9 @@ def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monk
     (root / "wheel.json").write_text(content)
     with pytest.raises(ValueError, match=r"not a JSON object|no checksum|format is 1, not 2"):
         read_index(root)
-    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
-    monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
+    monkeypatch.setattr(
+        collect, "all_specs", lambda _package: [CPUAdamBuilder().spec()._replace(prebuilt_roots=(root,))]
+    )
     data = collect.report()
     (wheel,) = data["wheels"]
     assert wheel["reason"].startswith("wheel.json cannot be read: ")

@@ -18,10 +18,10 @@ from op_builder.cache.store import Entry
 from op_builder.command_line import REQUIRED
 from op_builder.report import doctor
 from op_builder.report.__main__ import main
-from op_builder.report.collect import explain, op_row
 from op_builder.report.machine import environment
 from op_builder.report.render import print_explanation
 from op_builder.system.torch_install import torch_install
+from tests.support.builds import explained, row_of
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import ROOT, importable, output_of, python, write_package
 from tests.support.small_ops import ENTRY, OWN_BUILDER, SmallBuilder, replace_content
@@ -111,12 +111,12 @@ def torn(entry: Entry) -> None:
 @pytest.mark.parametrize("damage", [altered, torn])
 def test_a_damaged_entry_is_reported_and_not_moved(small: SmallBuilder, damage: Callable[[Entry], None]) -> None:
     small.load()
-    assert op_row(small).cached
+    assert row_of(small).cached
     (entry,) = small.cache.entries()
     damage(entry)
     with env.scope(ACCEL_CACHE_DIR=str(small.cache.root)):
         environment()
-    row, explanation = op_row(small), explain(small)
+    row, explanation = row_of(small), explained(small)
     assert (row.cached, row.compatible) == (False, True)
     assert explanation["miss"]["nearest"] == str(entry.directory)
     assert "It will be moved away and rebuilt" in explanation["miss"]["differences"][0]

@@ -68,7 +68,7 @@ def test_list_shows_op_size_and_use_with_options_before_or_after_it(
 
 def test_info_shows_the_key(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     (facts,) = command(capsys, filled, "info", "other")
-    assert facts["manifest"]["key_parts"]["op"] == "small"
+    assert facts["manifest"]["key_parts"]["op"] == "other"
     assert "c++ compiler" in output(capsys, filled, "info", "other")
 
 

@@ -13,8 +13,8 @@ from op_builder.catalog.builders import UnavailableOpBuilder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, NAMES, families
 from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_builder
 from op_builder.errors import IncompatibleOpError
-from op_builder.report.collect import op_row
 from op_builder.spec import OUR_DEVICES, OpFamily
+from tests.support.builds import row_of
 
 ROOT = Path(__file__).resolve().parents[4]
 NAMES_IN_HOST_MEMORY = "CPUAdam CPUAdagrad CPULion CPULamb CPUSGD AsyncIO PinMemory ShareMemComm CCLComm"
@@ -49,7 +49,7 @@ def test_every_op_has_a_builder_on_every_device(op: OpFamily, package: str) -> N
         assert op.builder in dir(importlib.import_module(package))
         return
     builder = cls()
-    row = op_row(builder)
+    row = row_of(builder)
     assert (row.compatible, row.installed, row.cached) == (False, False, False)
     for load in (builder.load, builder.jit_load, builder.plan, builder.builder):
         with pytest.raises(IncompatibleOpError) as caught:

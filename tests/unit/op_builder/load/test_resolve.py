@@ -13,7 +13,8 @@ from op_builder.cache.key import SystemHeaders
 from op_builder.cache.machine import machine_rejection
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
-from op_builder.load.resolve import WITHOUT_PREBUILT, PrebuiltFacts, resolve
+from op_builder.errors import AccelError
+from op_builder.load.resolve import PREBUILT, WITHOUT_PREBUILT, Candidate, resolve
 from op_builder.system.outcomes import Rejection
 
 MACHINE: dict[str, Any] = {
@@ -109,19 +110,20 @@ class GivenFacts(NamedTuple):
     """The facts of a row in the table."""
 
     opened_entries: tuple[tuple[Entry, Rejection | None], ...] = ()
-    in_wheels: tuple[PrebuiltFacts, ...] = ()
+    in_wheels: tuple[Candidate, ...] = ()
     in_cache: tuple[tuple[Entry, Rejection | None], ...] = ()
     toolset: Any = "g++"
     unavailable: Rejection | None = None
     no_build: Rejection | None = None
     no_load: Rejection | None = None
+    no_plan: AccelError | None = None
     is_python: bool = False
     machine: Any = SimpleNamespace(**MACHINE)
 
     def opened(self) -> Iterator[tuple[Entry, Rejection | None]]:
         return iter(self.opened_entries)
 
-    def prebuilt(self) -> Iterator[PrebuiltFacts]:
+    def prebuilt(self) -> Iterator[Candidate]:
         return iter(self.in_wheels)
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
@@ -131,12 +133,14 @@ class GivenFacts(NamedTuple):
         return self.no_load
 
     def building(self) -> Rejection | None:
+        if self.no_plan is not None:
+            raise self.no_plan
         return self.no_build or self.no_load
 
 
-NO = Rejection("no")
+NO, NO_PLAN = Rejection("no"), AccelError("no plan")
 OPEN, WHEEL, KEPT = entry("open"), entry("wheel"), entry("kept")
-EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),), ((KEPT, None),))
+EVERYWHERE = GivenFacts(((OPEN, None),), (Candidate(PREBUILT, Path("wheel"), WHEEL),), ((KEPT, None),))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,7 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
     [
         (GivenFacts(), ["build"]),
         (GivenFacts(no_build=NO), []),
+        (GivenFacts(no_plan=NO_PLAN), []),
         (GivenFacts(unavailable=NO), []),
         (EVERYWHERE, ["loaded", "prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(unavailable=NO), []),
@@ -153,10 +158,16 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (PrebuiltFacts(Path("wheel"), WHEEL),),
         (GivenFacts(is_python=True, no_build=NO), []),
         (EVERYWHERE._replace(opened_entries=((OPEN, NO),)), ["prebuilt", "cached", "build"]),
         (EVERYWHERE._replace(in_cache=((KEPT, NO), (OPEN, None))), ["loaded", "prebuilt", "cached", "build"]),
-        (EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), None, NO),)), ["loaded", "cached", "build"]),
-        (EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), WHEEL, NO),)), ["loaded", "cached", "build"]),
         (
-            EVERYWHERE._replace(in_wheels=(PrebuiltFacts(Path("wheel"), entry("wheel", **NEWER_GLIBC)),)),
+            EVERYWHERE._replace(in_wheels=(Candidate(PREBUILT, Path("wheel"), None, NO),)),
+            ["loaded", "cached", "build"],
+        ),
+        (
+            EVERYWHERE._replace(in_wheels=(Candidate(PREBUILT, Path("wheel"), WHEEL, NO),)),
+            ["loaded", "cached", "build"],
+        ),
+        (
+            EVERYWHERE._replace(in_wheels=(Candidate(PREBUILT, Path("wheel"), entry("wheel", **NEWER_GLIBC)),)),
             ["loaded", "cached", "build"],
         ),
         # Without a compiler the cache may hold entries of another machine's compiler, which must fit this one.
@@ -170,14 +181,14 @@ def test_the_candidates_come_in_order_and_each_is_accepted_or_rejected(facts: Gi
     candidates = list(resolve(facts))
     assert [each.way for each in candidates if each.rejection is None] == accepted
     assert all(each.rejection.reason for each in candidates if each.rejection is not None)
-    assert candidates[-1].way == ("python" if facts.is_python else "build")
+    assert (candidates[-1].way, candidates[-1].error) == ("python" if facts.is_python else "build", facts.no_plan)
     without = [each.way for each in resolve(facts, WITHOUT_PREBUILT) if each.rejection is None]
     assert without == [way for way in accepted if way != "prebuilt"]
 
 
 def test_a_fact_is_asked_for_only_if_no_earlier_candidate_was_taken() -> None:
     class Unasked(GivenFacts):
-        def prebuilt(self) -> Iterator[PrebuiltFacts]:
+        def prebuilt(self) -> Iterator[Candidate]:
             raise AssertionError("the loaded op suffices")
 
     first = next(iter(resolve(Unasked(*EVERYWHERE))))

@@ -53,7 +53,7 @@ def test_a_switch_that_is_neither_0_nor_1_is_refused(name: str) -> None:
 )
 def test_an_op_whose_builder_names_no_such_variable_has_one_after_its_name(named: str, variable: str) -> None:
     mine = type("MineBuilder", (CPUAdamBuilder,), {"NAME": "mine", "BUILD_VAR": named})
-    assert variable_of(mine()) == variable
+    assert variable_of(mine().spec()) == variable
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_op_whose_builder_names_no_such_variable_has_one_after_its_name(named
     ],
 )
 def test_a_switch_of_no_op_is_refused_with_the_nearest_names(name: str, remedy: str) -> None:
-    ops = [CPULionBuilder(), CPUAdamBuilder()]
+    ops = [CPULionBuilder.SPEC, CPUAdamBuilder.SPEC]
     BuildRequest(True, {"ACCEL_BUILD_CPU_ADAM": False}).check_names(ops)
     with pytest.raises(UnknownOpError, match=f"{name} is set.* Acme is broken") as refused:
         BuildRequest(False, {name: True}).check_names(ops, "Acme is broken.")

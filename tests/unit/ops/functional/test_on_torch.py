@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.build import build_all
 from op_builder.catalog.registry import OUR_PACKAGES, find_builder
 from op_builder.errors import IncompatibleOpError, OpArgumentError
-from op_builder.report.collect import op_row
+from tests.support.builds import built_by_command, row_of
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -18,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("on_the_cpu")
 def test_they_load_everywhere_and_are_never_compiled(package: str) -> None:
     builder = find_builder("UtilsBuilder", package)()
     with env.scope(ACCEL_JIT="0"):
-        row = op_row(builder)
+        row = row_of(builder)
         assert (row.compatible, row.reason) == (True, "")
         assert builder.load() is builder.jit_load()
     for build in (builder.plan, builder.builder):
         with pytest.raises(IncompatibleOpError, match="no binary"):
             build()
-    (outcome,) = build_all([builder], required=["utils"], force=False, progress=lambda *_: None)
+    (outcome,) = built_by_command([builder], ["utils"])
     assert outcome.status == "skipped"
 
 
