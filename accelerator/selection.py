@@ -136,12 +136,12 @@ def plugin_candidates(reserved: Collection[str], named: str | None = None) -> li
     taken = set(reserved)
     candidates = []
     for entry in _registered_entry_points():
-        priority, fault = DEFAULT_PRIORITY, None
+        priority, rejection = DEFAULT_PRIORITY, None
         if entry.name.lower() in taken:
             owner = "a built-in accelerator" if entry.name.lower() in reserved else "another plug-in"
-            fault = f"the name {entry.name!r} belongs to {owner}"
+            rejection = f"the name {entry.name!r} belongs to {owner}"
         elif named is None:
-            priority, fault = _priority(entry)
+            priority, rejection = _priority(entry)
         taken.add(entry.name.lower())
         candidates.append(
             Candidate(
@@ -150,7 +150,7 @@ def plugin_candidates(reserved: Collection[str], named: str | None = None) -> li
                 priority,
                 partial(_load, entry),
                 requirement=f"Accelerator {entry.name!r} of {entry.value} cannot be used",
-                fault=fault,
+                rejection=rejection,
             )
         )
     return candidates

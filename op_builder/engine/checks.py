@@ -14,6 +14,7 @@ from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, 
 from op_builder.system.process import run
 from op_builder.toolchains.checks import cuda_versions_check, cxx_check, nvcc_check, torch_check, torch_cuda_check
 from op_builder.toolchains.jobs import job_count
+from op_builder.toolchains.sycl import choose, gather_facts, toolchain_checks
 
 
 def build_checks(
@@ -45,8 +46,6 @@ def build_checks(
         if plan.binding.uses_torch_cxx:
             outcomes.append(guarded("CUDA versions", lambda: cuda_versions_check(cache.memo)))
     if plan.sycl is not None:
-        from op_builder.toolchains.sycl import choose, gather_facts, toolchain_checks
-
         has_texts = any(source.label == SYCL_HOST_RUNTIME for source in plan.sources)
         outcomes += toolchain_checks(lambda: choose(gather_facts(has_kernel_texts=has_texts)), cache.memo)
     return outcomes

@@ -20,6 +20,7 @@ from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection
 from op_builder.system.records import Memo
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
+from op_builder.toolchains.toolset import find_cxx
 
 _INSTALL = "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'"
 INSTALL_REMEDY = f"Install oneCCL: `{_INSTALL}`, or set CCL_ROOT to an installation."
@@ -116,7 +117,6 @@ def require_oneccl() -> OneCCL:
 def build_check(memo: Memo) -> CheckOutcome:
     """The host compiler compiles a small program against oneCCL, and links it."""
     from op_builder.toolchains.probes import remembered_failure_of
-    from op_builder.toolchains.toolset import find_cxx
 
     oneccl = require_oneccl()
     if not oneccl.version:

@@ -21,6 +21,7 @@ from op_builder import env
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.sycl_ahead import find_icpx
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import (
     INSTALL_REMEDY,
@@ -29,6 +30,7 @@ from op_builder.toolchains.sycl_runtime import (
     find_ahead_runtime,
     find_runtime,
 )
+from op_builder.toolchains.toolset import find_cxx
 
 _TOOLCHAIN, _HOST = "SYCL toolchain", "SYCL host code"
 _DEVICE, _COMPILER = "SYCL device", "SYCL kernel compiler"
@@ -188,8 +190,6 @@ def _chosen(chosen: CheckOutcome) -> CheckOutcome:
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     """The compiler of the host side compiles a small program against the SYCL runtime, and links it."""
     from op_builder.toolchains.probes import remembered_failure_of
-    from op_builder.toolchains.sycl_ahead import find_icpx
-    from op_builder.toolchains.toolset import find_cxx
 
     compiler = find_icpx(memo) if toolchain.is_ahead else None
     runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
