@@ -101,12 +101,9 @@ def native_spec(
 def system_check(not_on: Sequence[tuple[str, str]], system: str = sys.platform) -> list[CheckOutcome]:
     """A failed check with the reason where an op does not work on ``system``, as ``sys.platform``."""
     # For Linux the reason concerns builds for another machine.
-    reason = None if system == "linux" else dict(not_on).get(system)
-    return (
-        [Failed("system", Rejection(f"{reason}; this is {system}.", 'Use init_process_group("gloo") here.'))]
-        if reason
-        else []
-    )
+    if system == "linux" or (reason := dict(not_on).get(system)) is None:
+        return []
+    return [Failed("system", Rejection(f"{reason}; this is {system}.", 'Use init_process_group("gloo") here.'))]
 
 
 def load_host(family: OpFamily) -> Any:

@@ -100,16 +100,11 @@ def require_oneccl() -> OneCCL:
     Raises:
         ToolchainError: oneCCL is missing.
     """
-    found = find_oneccl()
-    if found is None:
-        named = env.CCL_ROOT.get()
-        places = (
-            f"CCL_ROOT={named} has no lib/libccl.so, or it may not be read"
-            if named is not None
-            else "no libccl.so is installed"
-        )
-        raise ToolchainError(f"oneCCL was not found: {places}.", INSTALL_REMEDY)
-    return found
+    if (found := find_oneccl()) is not None:
+        return found
+    named = env.CCL_ROOT.get()
+    where = "no libccl.so is installed" if named is None else f"CCL_ROOT={named} has no readable lib/libccl.so"
+    raise ToolchainError(f"oneCCL was not found: {where}.", INSTALL_REMEDY)
 
 
 def build_check(memo: Memo) -> str:

@@ -16,6 +16,7 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from op_builder import env
 from op_builder.errors import IncompatibleOpError
@@ -99,7 +100,7 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
 
 def candidates(facts: SyclFacts) -> list[CheckOutcome]:
     """Every toolchain by its name, best first: kernels compiled ahead of time start without delay."""
-    return [_candidate(toolchain, facts) for toolchain in SyclToolchain]
+    return [checked(toolchain.value, partial(_detail, toolchain, facts)) for toolchain in SyclToolchain]
 
 
 def choose(facts: SyclFacts) -> CheckOutcome:
@@ -117,48 +118,38 @@ _XPU_REMEDY = "Install torch for XPU: `pip install torch --index-url https://dow
 _IPEX_REMEDY = "Install it: `pip install intel-extension-for-pytorch`."
 
 
-def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
-    name = toolchain.value
-    if facts.requested not in (None, name):
-        return Failed(name, Rejection(f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it."))
+def _detail(toolchain: SyclToolchain, facts: SyclFacts) -> str:
+    """What a toolchain consists of; an IncompatibleOpError if it cannot be used."""
+    if facts.requested not in (None, toolchain.value):
+        raise IncompatibleOpError(f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it.")
     if toolchain is SyclToolchain.RTC:
         return _run_time_compiler(facts)
     if toolchain is SyclToolchain.ICPX and facts.torch_xpu is None:
-        return Failed(name, Rejection("torch is not an XPU build.", _XPU_REMEDY))
+        raise IncompatibleOpError("torch is not an XPU build.", _XPU_REMEDY)
     if toolchain is SyclToolchain.IPEX and not facts.has_ipex:
-        return Failed(name, Rejection("intel_extension_for_pytorch is not installed.", _IPEX_REMEDY))
+        raise IncompatibleOpError("intel_extension_for_pytorch is not installed.", _IPEX_REMEDY)
     if facts.icpx is None:
-        return Failed(name, Rejection("icpx is not on PATH.", _ICPX_REMEDY))
+        raise IncompatibleOpError("icpx is not on PATH.", _ICPX_REMEDY)
     if facts.ahead_runtime is None:
         # Not the wheels: they would be a second libsycl in the process.
-        return Failed(
-            name, Rejection(f"Neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
-        )
+        reason = f"Neither {facts.icpx}'s own installation nor Python's has a SYCL runtime."
+        raise IncompatibleOpError(reason, _ICPX_REMEDY)
     is_ipex = toolchain is SyclToolchain.IPEX
-    detail = "by intel_extension_for_pytorch" if is_ipex else f"torch for XPU {facts.torch_xpu}"
-    return Passed(name, f"{facts.icpx}, {detail}")
+    return f"{facts.icpx}, {'by intel_extension_for_pytorch' if is_ipex else f'torch for XPU {facts.torch_xpu}'}"
 
 
-def _run_time_compiler(facts: SyclFacts) -> CheckOutcome:
-    name = SyclToolchain.RTC.value
+def _run_time_compiler(facts: SyclFacts) -> str:
     if not facts.has_kernel_texts:
-        return Failed(
-            name,
-            Rejection(
-                "The op's kernels are part of its host code, which only a SYCL compiler can compile.",
-                "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
-            ),
+        raise IncompatibleOpError(
+            "The op's kernels are part of its host code, which only a SYCL compiler can compile.",
+            "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
         )
     if facts.runtime is None:
-        return Failed(name, Rejection("No SYCL runtime with its headers is installed.", INSTALL_REMEDY))
+        raise IncompatibleOpError("No SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     if facts.runtime.kernel_compiler is None:
-        return Failed(
-            name,
-            Rejection(
-                f"The SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
-            ),
-        )
-    return Passed(name, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")
+        reason = f"The SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so)."
+        raise IncompatibleOpError(reason, INSTALL_REMEDY)
+    return f"libsycl {facts.runtime.version} in {facts.runtime.prefix}"
 
 
 def toolchain_checks(choose: Callable[[], CheckOutcome], memo: Memo) -> list[CheckOutcome]:

@@ -222,9 +222,8 @@ def _build_checks(cache: Cache) -> list[CheckOutcome]:
 
 
 def _load_checks(cache: Cache) -> list[CheckOutcome]:
-    if system_check(_NOT_ON):  # as the build's checks report
-        return []
-    return [checked("oneCCL library", lambda: load_check(cache.memo))]
+    # Elsewhere the build's checks report the system.
+    return [] if system_check(_NOT_ON) else [checked("oneCCL library", lambda: load_check(cache.memo))]
 
 
 def _open_libraries(cache: Cache) -> None:

@@ -29,12 +29,12 @@ class MadeGroups:
     def __init__(self, store: Store, rank: int) -> None:
         self.rank = rank
         self._whole = store
-        self._number = store.add(self._key(rank), 1)
+        self._number = store.add(f"accel/made/{rank}", 1)
         self.store = PrefixStore(f"accel/{self._number}", store)
 
     def difference(self, rank: int) -> str:
         """A sentence for errors if that rank has made another number of groups; empty if not, or if it made none."""
-        key = self._key(rank)
+        key = f"accel/made/{rank}"
         try:
             number = int(self._whole.get(key)) if self._whole.check([key]) else 0
         except (RuntimeError, ValueError):  # the store may have ended, or contain another value
@@ -45,10 +45,6 @@ class MadeGroups:
             f" Rank {rank} has created {number} groups of this name on this store, this rank {self._number}. A rank "
             "was probably restarted alone: restart all ranks with a new store."
         )
-
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"accel/made/{rank}"
 
 
 @dataclass(frozen=True)
