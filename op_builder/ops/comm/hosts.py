@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import CommunicationError
+from op_builder.system.host import boot_id
 from op_builder.system.records import RecordError, Schema, decode, encode, is_text
 
 _FORMAT = 1
@@ -111,12 +112,11 @@ def host_identity() -> str:
     named = env.ACCEL_HOST_ID.get()
     if named is not None:
         return named
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net")]
-        return f"{boot} {namespaces} {os.geteuid()}"
-    except OSError:
-        return f"{os.uname().nodename} {os.uname().version}"
+    with contextlib.suppress(OSError):
+        if boot := boot_id():
+            namespaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net")]
+            return f"{boot} {namespaces} {os.geteuid()}"
+    return f"{os.uname().nodename} {os.uname().version}"
 
 
 def exchange(made: MadeGroups, size: int, mine: HostFacts) -> list[HostFacts]:
