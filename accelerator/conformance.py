@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from op_builder.command_line import run_main
+
 _HELP = """\
 usage: python -m accelerator.conformance [--accelerator NAME] [options of pytest]
 
@@ -51,6 +53,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from op_builder.command_line import run_main
-
     run_main(main)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from accelerator.nvml import free_memory_bytes
 from accelerator.torch_accelerator import TorchAccelerator
 from accelerator.vendors import optional_vendor
 from op_builder import env as environment
@@ -46,11 +47,9 @@ class CUDA_Accelerator(TorchAccelerator):
     def available_memory(self, device_index: int | None = None) -> int:
         """Free bytes: from NVML if ``pynvml`` is installed, else from the CUDA driver."""
         if torch.version.hip is None:
-            from accelerator import nvml
-
             index = self.current_device() if device_index is None else device_index
             visible, order = environment.CUDA_VISIBLE_DEVICES.get(), environment.CUDA_DEVICE_ORDER.get()
-            free = nvml.free_memory_bytes(visible, order, index)
+            free = free_memory_bytes(visible, order, index)
             if free is not None:
                 return free
         return super().available_memory(device_index)

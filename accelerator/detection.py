@@ -15,6 +15,7 @@ from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import AcceleratorSelectionError, describe
 from accelerator.pinned_memory import PinnedMemory
 from accelerator.vendors import import_vendor
+from op_builder.messages import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,7 +37,7 @@ class Candidate:
             ``missing_message()``.
         without_device: whether an override accepts it without a probe.
         reason_to_skip: why detection should ignore it although it works; an override ignores this.
-        fault: why it can never be chosen; part of every trace.
+        rejection: why it can never be chosen; part of every trace.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Candidate:
         requirement: str = "",
         without_device: bool = False,
         reason_to_skip: Callable[[], str | None] | None = None,
-        fault: str | None = None,
+        rejection: str | None = None,
     ) -> None:
         self.name, self.label, self.priority, self.load = name, label, priority, load
         self.vendor_package, self.requirement, self.without_device = vendor_package, requirement, without_device
-        self.reason_to_skip, self.fault = reason_to_skip, fault
+        self.reason_to_skip, self.rejection = reason_to_skip, rejection
 
 
 class TraceEntry:
@@ -110,9 +111,9 @@ def select(candidates: Iterable[Candidate], name: str | None = None) -> Selectio
     accelerator: Any = None
     for candidate in candidates:
         is_meant = name in (None, candidate.name.lower())
-        if candidate.fault is None and not is_meant:
+        if candidate.rejection is None and not is_meant:
             reason: str | None = f"not tried: the environment selects {name!r}"
-        elif candidate.fault is None and chosen is not None:
+        elif candidate.rejection is None and chosen is not None:
             reason = f"not tried: {chosen.label} comes first"
         else:
             reason, found = _try(candidate, is_named=name is not None)
@@ -128,8 +129,8 @@ def select(candidates: Iterable[Candidate], name: str | None = None) -> Selectio
 
 def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
     """The reason for a rejection, or the accelerator; the other is None."""
-    if candidate.fault is not None:
-        return candidate.fault, None
+    if candidate.rejection is not None:
+        return candidate.rejection, None
     try:
         if candidate.vendor_package is not None:
             import_vendor(candidate.vendor_package)
@@ -141,8 +142,8 @@ def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
             is_text = isinstance(reason, str) and reason.strip()
             return reason if is_text else f"probe() must return None or a reason (str), found {reason!r}", None
         accelerator = accelerator_class()
-        faults = structural_faults(accelerator)
-        return ("not an accelerator: " + "; ".join(faults), None) if faults else (None, accelerator)
+        reasons = rejection_reasons(accelerator)
+        return ("not an accelerator: " + "; ".join(reasons), None) if reasons else (None, accelerator)
     except (Exception, SystemExit) as error:
         return describe(error), None
 
@@ -166,8 +167,6 @@ def _selection_error(
         )
     other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:
-        from op_builder.messages import did_you_mean
-
         names = list(dict.fromkeys(candidate.name for candidate in candidates))
         remedy = f"{did_you_mean(name, names)} S{other[1:]}".lstrip()
         return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {', '.join(names)}.", remedy)
@@ -186,7 +185,7 @@ def _unusable(candidate: Candidate, reason: str) -> str:
     return f"{candidate.requirement or f'Accelerator {candidate.name!r} cannot be used'} ({reason})."
 
 
-def structural_faults(candidate: object) -> list[str]:
+def rejection_reasons(candidate: object) -> list[str]:
     """Why ``candidate`` is not an accelerator, as phrases; empty if it is one. Its base classes do not matter.
 
     The abstract members must exist, and every member must be of the right kind, a method or a property. No property is

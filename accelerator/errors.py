@@ -14,7 +14,7 @@ class AcceleratorUnavailableError(AcceleratorSelectionError):
 
 
 class InvalidAcceleratorError(AccelError, TypeError):
-    """``set_accelerator`` got an object that is not an accelerator; the message lists the faults."""
+    """``set_accelerator`` got an object that is not an accelerator; the message lists the reasons."""
 
 
 class UnsupportedFeatureError(AccelError, NotImplementedError):

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from accelerator.detection import structural_faults
+from accelerator.detection import rejection_reasons
 from accelerator.errors import AcceleratorSelectionError, InvalidAcceleratorError
 from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose, is_registered
 from op_builder import env
@@ -92,10 +92,10 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
         InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message lists the first
             of them. The accelerator stays unchanged.
     """
-    faults = structural_faults(accelerator)
-    if faults:
+    reasons = rejection_reasons(accelerator)
+    if reasons:
         raise InvalidAcceleratorError(
-            f"set_accelerator() got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
+            f"set_accelerator() got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(reasons)}.",
             "Pass an instance of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
         )
     _current[_KEY] = accelerator

@@ -15,6 +15,7 @@ from accelerator.errors import describe
 from accelerator.selection import choose
 from accelerator.vendors import redirect_output_to_stderr
 from op_builder import env
+from op_builder.command_line import run_main
 from op_builder.messages import size_text
 
 if TYPE_CHECKING:
@@ -165,6 +166,4 @@ def _text(key: str, value: Fact) -> str:
 
 
 if __name__ == "__main__":
-    from op_builder.command_line import run_main
-
     run_main(main)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -122,26 +121,25 @@ def choose() -> Selection:
 def _candidates(name: str | None) -> list[Candidate]:
     if name in SUPPORTED_ACCELERATOR_LIST:  # no plug-in can have this name
         return built_in_candidates()
-    return [*built_in_candidates(), *plugin_candidates(SUPPORTED_ACCELERATOR_LIST, name)]
+    return [*built_in_candidates(), *plugin_candidates(name)]
 
 
-def plugin_candidates(reserved: Collection[str], named: str | None = None) -> list[Candidate]:
+def plugin_candidates(named: str | None) -> list[Candidate]:
     """A candidate for each entry point of the installed distributions, by name.
 
     Args:
-        reserved: the names of the built-in accelerators.
-        named: the accelerator that the environment names; priorities are then unused. By default, every class is
+        named: the accelerator that the environment names; priorities are then unused. With None, every class is
             imported for its priority.
     """
-    taken = set(reserved)
+    taken = set(SUPPORTED_ACCELERATOR_LIST)
     candidates = []
     for entry in _registered_entry_points():
-        priority, fault = DEFAULT_PRIORITY, None
+        priority, rejection = DEFAULT_PRIORITY, None
         if entry.name.lower() in taken:
-            owner = "a built-in accelerator" if entry.name.lower() in reserved else "another plug-in"
-            fault = f"the name {entry.name!r} belongs to {owner}"
+            owner = "a built-in accelerator" if entry.name.lower() in SUPPORTED_ACCELERATOR_LIST else "another plug-in"
+            rejection = f"the name {entry.name!r} belongs to {owner}"
         elif named is None:
-            priority, fault = _priority(entry)
+            priority, rejection = _priority(entry)
         taken.add(entry.name.lower())
         candidates.append(
             Candidate(
@@ -150,7 +148,7 @@ def plugin_candidates(reserved: Collection[str], named: str | None = None) -> li
                 priority,
                 partial(_load, entry),
                 requirement=f"Accelerator {entry.name!r} of {entry.value} cannot be used",
-                fault=fault,
+                rejection=rejection,
             )
         )
     return candidates

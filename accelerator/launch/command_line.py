@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.errors import LaunchError
+from accelerator.launch import describe, remote
 from accelerator.launch.binding import parse_core_list
 from accelerator.launch.hosts import Host, choose_hosts, host_of, is_host_name, limit, read_hostfile
 from accelerator.launch.job import Job
@@ -22,7 +23,10 @@ from accelerator.launch.output import make_log_directory
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files
 from accelerator.launch.processes import guarded, log, log_plan, set_log_level
 from accelerator.launch.topology import Topology, format_list, own_affinity, read_topology
+from accelerator.selection import choose
+from accelerator.vendors import redirect_output_to_stderr
 from op_builder import env
+from op_builder.command_line import run_main
 from op_builder.errors import AccelError
 from op_builder.messages import counted
 from op_builder.system.cgroups import HostFiles
@@ -34,8 +38,6 @@ if TYPE_CHECKING:
 
 def run() -> NoReturn:
     """The console script."""
-    from op_builder.command_line import run_main
-
     run_main(main)
 
 
@@ -52,13 +54,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> 
 
 
 def _launch(options: argparse.Namespace) -> int:
-    # Imports in functions: each command loads only what it needs. Torch takes seconds.
     job = make_job(options)
     set_log_level(job.log_level)  # a driver's job has its own
     if options.dry_run:
-        from accelerator.launch.describe import describe_job
-
-        text = "\n".join(describe_job(job, partial(_plan_here, job), Path.cwd()))
+        text = "\n".join(describe.describe_job(job, partial(_plan_here, job), Path.cwd()))
         print(text.encode(errors="backslashreplace").decode())  # variables may have any bytes
         return 0
     _check_script(job, options)
@@ -70,8 +69,6 @@ def _launch(options: argparse.Namespace) -> int:
             from accelerator.launch import torchrun
 
             return torchrun.run(job)
-    from accelerator.launch import remote
-
     return remote.run(job, remote.commands(job, Path.cwd()))
 
 
@@ -131,10 +128,8 @@ def _only_this_host(options: argparse.Namespace, hosts: tuple[Host, ...]) -> tup
     if options.node_rank >= len(hosts):
         found = f"--node_rank {options.node_rank}: the hostfile has {counted(len(hosts), 'host')}."
         raise LaunchError(found, f"Use 0 to {len(hosts) - 1}, the position of this host in the hostfile.")
-    from accelerator.launch.remote import master_address
-
     options.num_nodes = len(hosts)
-    options.master_addr = options.master_addr or master_address(Job((), hosts))
+    options.master_addr = options.master_addr or remote.master_address(Job((), hosts))
     return (replace(hosts[options.node_rank], name="localhost"),)
 
 
@@ -179,9 +174,6 @@ def find_accelerator() -> DeepSpeedAccelerator:
     """The accelerator of this host, without a warning if it is the CPU."""
     import torch  # noqa: F401 - required; if it is missing, the command line reports the remedy
 
-    from accelerator.selection import choose
-    from accelerator.vendors import redirect_output_to_stderr
-
     with redirect_output_to_stderr():
         return choose().require()
 
@@ -222,8 +214,6 @@ def _topology() -> Topology:
 
 
 def _show_topology(options: argparse.Namespace) -> int:
-    from accelerator.launch import describe
-
     topology = _topology()
     host = host_of("localhost", options.num_accelerators or _default_count(find_accelerator()))
     job = Job((), (host,), bind=True, core_list=options.bind_core_list)

@@ -61,10 +61,6 @@ class Failure:
     time_s: float
     tail: str = ""
 
-    def when(self) -> float:
-        """Sort key: the first failure usually caused the others."""
-        return self.time_s
-
     def __str__(self) -> str:
         cause = f"with exit status {self.exit_code}"
         if self.exit_code < 0:

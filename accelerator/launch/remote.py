@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from accelerator.errors import LaunchError
@@ -211,7 +212,7 @@ class _Driver:
             log(f"{self._signal.name}: all ranks have ended")
             return 128 + self._signal
         if self._failures:
-            failure = min(self._failures, key=Failure.when)
+            failure = min(self._failures, key=attrgetter("time_s"))  # it usually caused the others
             log(str(failure))
             return exit_status(failure.exit_code)
         return status

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from operator import attrgetter
 from types import FrameType
 
 from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -125,7 +126,7 @@ class _Supervisor:
                 has_succeeded = self._wait(store, attempt)
                 if has_succeeded:
                     return None
-                failure = min(self._failures(), key=Failure.when, default=None)
+                failure = min(self._failures(), key=attrgetter("time_s"), default=None)
                 left = self._job.max_restarts - attempt
                 if left == 0:
                     break

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
-from accelerator.detection import structural_faults
+from accelerator.detection import rejection_reasons
 from accelerator.testing import devices, each_device, ignores_indices, is_int
 
 _BOUND = "set_device() accepts any number and changes nothing: something else binds the process"
@@ -16,7 +16,7 @@ _BOUND = "set_device() accepts any number and changes nothing: something else bi
 
 def test_has_every_member(accelerator: Any) -> None:
     """All members of the contract exist, methods as methods and properties as properties."""
-    assert structural_faults(accelerator) == []
+    assert rejection_reasons(accelerator) == []
 
 
 def test_sets_its_names_when_constructed(accelerator: Any) -> None:

@@ -10,7 +10,7 @@ from op_builder.cache.machine import ThisMachine
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, MissingCUDAException
 from op_builder.plan import PlanFacts
-from op_builder.system.outcomes import CheckOutcome, guarded
+from op_builder.system.outcomes import CheckOutcome, checked
 from op_builder.toolchains import checks
 from op_builder.toolchains.cuda import CudaToolkit, find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import all_have_bf16, default_archs, gencode_flags, parse_arch_list, target_archs
@@ -70,7 +70,7 @@ class CUDAOpBuilder(OpBuilder):
         return torch.cuda.get_device_capability(0)[0] if is_used else None
 
     def load_checks(self) -> list[CheckOutcome]:
-        return [guarded("CUDA device", checks.torch_cuda_check)]
+        return [checked("CUDA device", checks.torch_cuda_check)]
 
     def _target_archs(self) -> list[str]:
         archs = planned_archs(self.name, self.filter_ccs, planned_facts.get() or PlanFacts(self.cache.memo))

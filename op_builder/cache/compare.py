@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from op_builder import paths
-from op_builder.cache.key import Header, PlanKey, Roots
+from op_builder.cache.key import PlanKey, Roots
 from op_builder.cache.store import Entry
 from op_builder.system.records import Memo
 
@@ -38,7 +38,8 @@ def _differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[s
     unlisted = entry.manifest.key.unlisted
     lines += [f"no tool lists the inputs of {what}" for what in unlisted]
     changed = [header for header in entry.manifest.headers if not header.is_unchanged(roots)]
-    lines += [_header_line(header, roots) for header in changed if header.path not in unlisted]
+    places = [f"{header.root}/{header.path}" for header in changed if header.path not in unlisted]
+    lines += [f"{_name(place, roots)} {'changed' if _exists(place, roots) else 'was removed'}" for place in places]
     lines += [f"{_name(place, roots)} is new" for place in entry.manifest.absent if _exists(place, roots)]
     if not system.is_unchanged(memo):
         lines.append(f"one of {len(system.paths)} system headers changed")
@@ -78,11 +79,6 @@ def _list_changes(before: Sequence[str], after: Sequence[str]) -> str:
     removed = [f"-{flag!r}" for flag in before if flag not in after]
     added = [f"+{flag!r}" for flag in after if flag not in before]
     return ", ".join([*removed, *added]) or "their order changed"
-
-
-def _header_line(header: Header, roots: Roots) -> str:
-    place = f"{header.root}/{header.path}"
-    return f"{_name(place, roots)} {'changed' if _exists(place, roots) else 'was removed'}"
 
 
 def _exists(place: str, roots: Roots) -> bool:

@@ -21,11 +21,12 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache import staging
 from op_builder.cache.layout import KERNELS, LOCKS, LOGS, MEMO, OBJECTS, OPS, REJECTED, STAGING
-from op_builder.cache.removal import Folder, file_system_now, folder, places
+from op_builder.cache.removal import Folder, folder, places
 from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
 from op_builder.messages import warn_once
+from op_builder.system.file_contents import file_system_now
 from op_builder.system.file_lock import try_lock
 from op_builder.system.outcomes import Rejection
 

@@ -11,8 +11,6 @@ import logging
 import os
 import re
 import stat
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,13 +129,3 @@ def places(root: Path, name: str) -> list[tuple[str, ...]]:
             with folder(root, *place) as opened:
                 found += [(*place, inner) for inner in opened.names()] if opened is not None else []
     return found
-
-
-def file_system_now(directory: Path) -> float:
-    """The current time of the file system of ``directory``, which may differ from this host's clock.
-
-    Files that other hosts have written have the file system's times.
-    """
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
-        return os.fstat(file.fileno()).st_mtime
-    return time.time()

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from op_builder.cache.layout import STAGING
-from op_builder.cache.removal import Folder, file_system_now, folder
+from op_builder.cache.removal import Folder, folder
+from op_builder.system.file_contents import file_system_now
 from op_builder.system.file_lock import try_lock
+from op_builder.system.host import this_host
 
 _ALIVE = "alive"
 # A new directory may lack its lock for so long.
@@ -35,15 +36,6 @@ def make_directory(parent: Path, op: str) -> Path:
 def new_name(op: str) -> str:
     """A name for a new staging directory."""
     return f"{op}@{this_host()}@{os.getpid()}@{os.urandom(4).hex()}"
-
-
-def this_host() -> str:
-    """A name for this host that no other running host has, even if both are called ``localhost``."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()}-{boot}"
 
 
 @contextmanager

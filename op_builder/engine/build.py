@@ -28,6 +28,7 @@ from op_builder.engine.objects import Objects, key_of_steps
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
+from op_builder.messages import counted
 from op_builder.plan import BuildPlan
 from op_builder.system import ledger
 from op_builder.system.file_lock import ANNOUNCE_EVERY_S, SILENT_S, lock_within, owner_written
@@ -321,8 +322,7 @@ def _files_in(staging: Path) -> set[str]:
 
 def _description(plan: BuildPlan, jobs: int) -> str:
     count = len({source.path for source in plan.sources})
-    files = f"{count} files" if count > 1 else "1 file"
-    return f"'{plan.op}' ({files}{f', {jobs} compilers at a time' if len(plan.sources) > 1 else ''})"
+    return f"'{plan.op}' ({counted(count, 'file')}{f', {jobs} compilers at a time' if len(plan.sources) > 1 else ''})"
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from op_builder.cache.store import Cache
 from op_builder.engine.ninja import find_ninja
 from op_builder.plan import SYCL_HOST_RUNTIME, BuildPlan
 from op_builder.system.interpreter import python
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
+from op_builder.system.outcomes import CheckOutcome, Failed, checked, guarded
 from op_builder.system.process import run
 from op_builder.toolchains.checks import cuda_versions_check, cxx_check, nvcc_check, torch_check, torch_cuda_check
 from op_builder.toolchains.jobs import job_count
+from op_builder.toolchains.sycl import choose, gather_facts, toolchain_checks
 
 
 def build_checks(
@@ -27,52 +28,42 @@ def build_checks(
     """
     plan = guarded("sources", make_plan)
     has_torch = isinstance(plan, Failed) or plan.binding.uses_torch
-    torch = [guarded("torch", torch_check)] if has_torch else []
+    torch = [checked("torch", torch_check)] if has_torch else []
     if isinstance(plan, Failed):
         return [*torch, plan]
     outcomes = [
         *torch,
-        guarded("Python", python_check),
-        guarded("ninja", ninja_check),
-        guarded("C++ compiler", lambda: cxx_check(plan, cache.memo)),
-        guarded("cache directory", lambda: cache_check(cache, op)),
-        guarded("build settings", lambda: settings_check(plan)),
+        checked("Python", python),
+        checked("ninja", _ninja),
+        checked("C++ compiler", lambda: cxx_check(plan, cache.memo)),
+        checked("cache directory", lambda: _writable_cache(cache, op)),
+        checked("build settings", lambda: _settings(plan)),
     ]
     if plan.uses_cuda:
         if plan.binding.uses_torch_cxx and not has_device_checks:
-            outcomes.append(guarded("CUDA device", torch_cuda_check))
-        outcomes.append(guarded("nvcc", lambda: nvcc_check(plan, cache.memo)))
+            outcomes.append(checked("CUDA device", torch_cuda_check))
+        outcomes.append(checked("nvcc", lambda: nvcc_check(plan, cache.memo)))
         if plan.binding.uses_torch_cxx:
-            outcomes.append(guarded("CUDA versions", lambda: cuda_versions_check(cache.memo)))
+            outcomes.append(checked("CUDA versions", lambda: cuda_versions_check(cache.memo)))
     if plan.sycl is not None:
-        from op_builder.toolchains.sycl import choose, gather_facts, toolchain_checks
-
         has_texts = any(source.label == SYCL_HOST_RUNTIME for source in plan.sources)
         outcomes += toolchain_checks(lambda: choose(gather_facts(has_kernel_texts=has_texts)), cache.memo)
     return outcomes
 
 
-def python_check() -> CheckOutcome:
-    """An interpreter for the child process that tries a new binary."""
-    return Passed("Python", python())
-
-
-def ninja_check() -> CheckOutcome:
-    """A ninja that runs."""
+def _ninja() -> str:
     program = find_ninja()
-    return Passed("ninja", f"{program} {run([program, '--version']).output.strip()}")
+    return f"{program} {run([program, '--version']).output.strip()}"
 
 
-def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
-    """The cache directory can be written or created, and binaries there can be opened."""
-    found = cache_error(cache.root, op)
-    if found is not None:
-        return Failed("cache directory", Rejection(found.message, found.remedy))
-    return Passed("cache directory", str(cache.root))
+def _writable_cache(cache: Cache, op: str) -> str:
+    """The cache's directory, which can be written or created, and where binaries can be opened."""
+    if (error := cache_error(cache.root, op)) is not None:
+        raise error
+    return str(cache.root)
 
 
-def settings_check(plan: BuildPlan) -> CheckOutcome:
-    """The environment variables for builds have valid values."""
-    jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
+def _settings(plan: BuildPlan) -> str:
+    """The environment variables for builds, which have valid values."""
     env.ACCEL_CACHE_MAX_MIB.get()
-    return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")
+    return f"{job_count(plan)} compiler jobs at a time, {env.ACCEL_COMPILE_TIMEOUT_S.get()} s at most"

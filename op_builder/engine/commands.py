@@ -25,6 +25,7 @@ from op_builder.toolchains.packaged import (
     small_library,
     supported_link_flags,
 )
+from op_builder.toolchains.sycl_ahead import compile_flags, device_link
 from op_builder.toolchains.toolset import Compiler, Toolset
 
 # The object that linked device code becomes, named as torch names it.
@@ -101,8 +102,6 @@ def build_commands(
     stand_ins = _stand_ins(plan, toolset)
     if toolset.icpx is None or plan.sycl is None:
         return BuildCommands(steps, _link(plan, objects, toolset), stand_ins=stand_ins)
-    from op_builder.toolchains.sycl_ahead import device_link
-
     sycl_objects = [step.object_name for step in steps if step.source.language is Language.SYCL]
     device = device_link(toolset.icpx, plan.sycl.devices, sycl_objects, DEVICE_OBJECT)
     link = _link(plan, [*objects, DEVICE_OBJECT], toolset)
@@ -281,8 +280,6 @@ def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
         *(f"-I{path}" for path in plan.include_dirs),
         *_flagged("-isystem", [*_system_includes(plan), str(toolset.sycl.include_dir)]),
     ]
-    from op_builder.toolchains.sycl_ahead import compile_flags
-
     sycl_flags = compile_flags(plan.sycl.devices, toolset.cxx.program, flags)
     return [toolset.icpx.path, *flags, *plan.sycl.flags, *sycl_flags, "-x", "c++"]
 

@@ -75,47 +75,36 @@ def build_library(
         IncompatibleOpError: the package of the binding is missing, or the system is Windows.
     """
     try:
-        return _build_library(recipe, cache_root, progress, cancel, budget, timeout_s)
+        recipe = _checked(recipe)
+        cache = Cache(Path(os.path.abspath(cache_root)) if cache_root is not None else None)
+        plan = plan_of(normalized(recipe), PlanFacts(cache.memo))
+        toolset, missing_tool = None, None
+        try:
+            toolset = find_toolset(plan, cache.memo)
+        except AccelError as error:  # the cache may have it from another machine's compiler
+            missing_tool = error
+        key, roots = plan_key(plan, toolset, cache.memo), Roots.of(plan)
+        entry = cache.find(key, plan.op, roots, any_compiler=toolset is None)
+        if entry is not None:
+            return BuiltLibrary(entry.artifact, entry.digest, is_cached=True, reasons=())
+        if toolset is None:
+            assert missing_tool is not None
+            raise missing_tool
+        from op_builder.engine.build import BuildOptions, build
+
+        reasons: list[str] = []  # stays empty if another process has built it meanwhile
+        options = BuildOptions(
+            progress=progress,
+            budget=budget,
+            cancel=cancel or threading.Event(),
+            on_start=reasons.extend,
+            timeout_s=timeout_s,
+            is_shown=progress is not None,
+        )
+        entry = build(plan, key, toolset, cache, options)
+        return BuiltLibrary(entry.artifact, entry.digest, is_cached=not reasons, reasons=tuple(reasons))
     except AccelError as error:  # see load()
         raise error.with_traceback(None) from error.__cause__
-
-
-def _build_library(
-    recipe: Recipe,
-    cache_root: str | os.PathLike[str] | None,
-    progress: Progress | None,
-    cancel: threading.Event | None,
-    budget: JobBudget | None,
-    timeout_s: float | None,
-) -> BuiltLibrary:
-    recipe = _checked(recipe)
-    cache = Cache(Path(os.path.abspath(cache_root)) if cache_root is not None else None)
-    plan = plan_of(normalized(recipe), PlanFacts(cache.memo))
-    toolset, missing_tool = None, None
-    try:
-        toolset = find_toolset(plan, cache.memo)
-    except AccelError as error:  # the cache may have it from another machine's compiler
-        missing_tool = error
-    key, roots = plan_key(plan, toolset, cache.memo), Roots.of(plan)
-    entry = cache.find(key, plan.op, roots, any_compiler=toolset is None)
-    if entry is not None:
-        return BuiltLibrary(entry.artifact, entry.digest, is_cached=True, reasons=())
-    if toolset is None:
-        assert missing_tool is not None
-        raise missing_tool
-    from op_builder.engine.build import BuildOptions, build
-
-    reasons: list[str] = []  # stays empty if another process has built it meanwhile
-    options = BuildOptions(
-        progress=progress,
-        budget=budget,
-        cancel=cancel or threading.Event(),
-        on_start=reasons.extend,
-        timeout_s=timeout_s,
-        is_shown=progress is not None,
-    )
-    entry = build(plan, key, toolset, cache, options)
-    return BuiltLibrary(entry.artifact, entry.digest, is_cached=not reasons, reasons=tuple(reasons))
 
 
 def _checked(recipe: Recipe) -> Recipe:

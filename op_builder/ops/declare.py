@@ -17,7 +17,7 @@ from op_builder.plan import Binding, BuildPlan, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe, plan_of
 from op_builder.spec import OpFamily, OpSpec
 from op_builder.system.cpu_isa import chosen_isa
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, checked
 from op_builder.system.torch_install import parse_release
 
 _PREBUILT = (Path(__file__).resolve().parents[1] / PREBUILT_DIRECTORY,)
@@ -73,15 +73,14 @@ def native_spec(
     def build_checks(cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
         from op_builder.engine.checks import build_checks
 
-        has_device_checks = recipe.uses_cuda
-        common = build_checks(make_plan, cache, recipe.op, has_device_checks=has_device_checks)
+        common = build_checks(make_plan, cache, recipe.op, has_device_checks=recipe.uses_cuda)
         return [*common, *(checks(cache) if checks is not None else ())]
 
     def all_load_checks(cache: Cache) -> list[CheckOutcome]:
         own = load_checks(cache) if load_checks is not None else []
         if env.ACCEL_CPU_ISA.raw() is None or f"csrc/kernels/{_ISA_SOURCE}" not in recipe.sources:
             return own  # the baseline kernels work on every CPU
-        return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa())), *own]
+        return [checked("instruction set", chosen_isa), *own]
 
     def own_plan(facts: PlanFacts) -> BuildPlan:
         return plan_of(recipe._replace(libraries=libraries()), facts)
@@ -102,12 +101,9 @@ def native_spec(
 def system_check(not_on: Sequence[tuple[str, str]], system: str = sys.platform) -> list[CheckOutcome]:
     """A failed check with the reason where an op does not work on ``system``, as ``sys.platform``."""
     # For Linux the reason concerns builds for another machine.
-    reason = None if system == "linux" else dict(not_on).get(system)
-    return (
-        [Failed("system", Rejection(f"{reason}; this is {system}.", 'Use init_process_group("gloo") here.'))]
-        if reason
-        else []
-    )
+    if system == "linux" or (reason := dict(not_on).get(system)) is None:
+        return []
+    return [Failed("system", Rejection(f"{reason}; this is {system}.", 'Use init_process_group("gloo") here.'))]
 
 
 def load_host(family: OpFamily) -> Any:
@@ -132,7 +128,7 @@ def cuda_spec(recipe: Recipe, files: Sequence[str], front_end: type) -> OpSpec:
     def load_checks(_: Cache) -> list[CheckOutcome]:
         from op_builder.toolchains.checks import torch_cuda_check
 
-        return [guarded("CUDA device", torch_cuda_check)]
+        return [checked("CUDA device", torch_cuda_check)]
 
     return native_spec(recipe, front_end, plan=plan, load_checks=load_checks)
 

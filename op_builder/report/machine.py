@@ -21,7 +21,7 @@ from op_builder.load.load import load
 from op_builder.load.lookup import without_compiling
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.foreign_packages import foreign_packages
-from op_builder.system.outcomes import Passed, facts_of, failures
+from op_builder.system.outcomes import Passed, facts_of
 from op_builder.system.records import Memo
 from op_builder.system.storage_engines import ENGINES
 from op_builder.system.torch_install import torch_install
@@ -180,9 +180,11 @@ def sycl_facts(cache: Cache) -> dict[str, Any]:
     if runtime is not None:
         devices += opencl_devices(runtime, cache.memo).devices
         described = {"version": runtime.version, "prefix": str(runtime.prefix), "library": runtime.soname}
-    failed = failures([kernel_compiler_check(cache.memo), device_check(cache.memo)])
-    if failed:
-        compiler: dict[str, Any] = {"error": failed[0].reason, "remedy": failed[0].remedy}
+    try:
+        kernel_compiler_check(cache.memo)
+        device_check(cache.memo)
+    except AccelError as error:
+        compiler: dict[str, Any] = {"error": error.message, "remedy": error.remedy}
     else:
         fitting = [device.name for device in devices if device.takes_kernels]
         compiler = {"library": str(runtime and runtime.kernel_compiler), "devices": fitting}

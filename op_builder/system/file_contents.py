@@ -97,6 +97,16 @@ def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
     return digest.hexdigest()
 
 
+def file_system_now(directory: Path) -> float:
+    """The current time of the file system of ``directory``, which may differ from this host's clock.
+
+    Files that other hosts have written have the file system's times.
+    """
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
+        return os.fstat(file.fileno()).st_mtime
+    return time.time()
+
+
 def replace_text(path: Path, text: str, *, prefix: str) -> None:
     """Replace a file atomically by one that all users may read.
 

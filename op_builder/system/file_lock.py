@@ -70,11 +70,9 @@ def owner_written(file: IO[str]) -> Iterator[None]:
 
 def _owner(file: IO[str]) -> str:
     """The process that has the lock, as it has written into the file."""
-    from op_builder.command_line import printable
-
     with contextlib.suppress(OSError, ValueError):
         file.seek(0)
-        return printable(file.read(200)) or "another process"
+        return ascii(file.read(200))[1:-1] or "another process"
     return "another process"
 
 

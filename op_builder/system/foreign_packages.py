@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -85,11 +85,5 @@ def _label(dist: metadata.Distribution) -> str:
 
 def _recorded_hash(dist: metadata.Distribution, file: Path, root: Path) -> str:
     """The hash that a distribution's record has of a file; empty if it has none."""
-    names = _fields(dist.read_text("RECORD") or "")
-    return next((recorded for name, recorded in names if name == file.relative_to(root).as_posix()), "")
-
-
-def _fields(record: str) -> Iterator[tuple[str, str]]:
-    for line in record.splitlines():
-        name, _, rest = line.partition(",")
-        yield name, rest.partition(",")[0]
+    rows = ([*line.split(","), ""] for line in (dist.read_text("RECORD") or "").splitlines())
+    return next((row[1] for row in rows if row[0] == file.relative_to(root).as_posix()), "")

@@ -82,6 +82,12 @@ def guarded(name: str, make: Callable[[], T]) -> T | Failed:
         )
 
 
+def checked(name: str, find: Callable[[], str]) -> CheckOutcome:
+    """The check that passes if ``find`` returns, with its result as the detail; its error is the rejection."""
+    found = guarded(name, find)
+    return found if isinstance(found, Failed) else Passed(name, found)
+
+
 def rejection_of(outcomes: Iterable[CheckOutcome]) -> Rejection | None:
     """One rejection for all failed checks; None if all passed."""
     failed = failures(outcomes)

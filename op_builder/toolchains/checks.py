@@ -1,4 +1,4 @@
-"""Checks: can this op be built, and can it be loaded, here? Each no has a reason and a remedy.
+"""Checks: can this op be built, and can it be loaded, here? Each returns what it found, or raises an AccelError.
 
 The report and ``load()`` ask the same checks. A yes means that the thing was compiled, linked
 or found just as ``load()`` will need it, not that a name was seen on PATH.
@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from op_builder import env
+from op_builder.errors import IncompatibleOpError, ToolchainError
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
 from op_builder.toolchains.cuda import find_cuda, require_same_cuda
@@ -35,24 +35,23 @@ _TORCH_HEADER = re.compile(
 )
 
 
-def torch_check() -> CheckOutcome:
+def torch_check() -> str:
     """torch can be imported and is new enough."""
     install = torch_install()
     needed = ".".join(map(str, MINIMUM_TORCH))
     if install.release < MINIMUM_TORCH:
-        return Failed(
-            "torch", Rejection(f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
-        )
-    return Passed("torch", f"{install.version}")
+        raise IncompatibleOpError(f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
+    return install.version
 
 
-def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
+def cxx_check(plan: BuildPlan, memo: Memo) -> str:
     """The host compiler compiles and links a small program with the plan's own flags."""
     needs_libstdcxx = sys.platform == "linux" and _includes_torch(plan)
     compiler = find_cxx(memo, plan.target, needs_libstdcxx=needs_libstdcxx or plan.uses_cuda)
-    other_library = f"{compiler.command[0]} ({compiler.version}) cannot compile the op: {OTHER_LIBRARY}."
+    name = f"{compiler.command[0]} ({compiler.version})"
+    other_library = ToolchainError(f"{name} cannot compile the op: {OTHER_LIBRARY}.", OTHER_COMPILER)
     if needs_libstdcxx and compiler.is_zig:
-        return Failed("C++ compiler", Rejection(other_library, OTHER_COMPILER))
+        raise other_library
     if plan.target is None and is_packaged(compiler):
         warn_once(logger, f"No C++ compiler is on PATH: using {compiler.path}. Its first build takes a minute longer.")
     # Without its defines, which mean nothing to this program, one answer serves many ops.
@@ -78,74 +77,57 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
         is_for_target=plan.target is not None,
     )
     if OTHER_LIBRARY in failure:
-        return Failed("C++ compiler", Rejection(other_library, OTHER_COMPILER))
+        raise other_library
     if failure:
-        return Failed(
-            "C++ compiler",
-            Rejection(
-                f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
-                _cxx_remedy(failure),
-            ),
-        )
-    return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
+        raise ToolchainError(f"{name} cannot compile a small program: {failure}", _cxx_remedy(failure))
+    return name
 
 
-def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
+def nvcc_check(plan: BuildPlan, memo: Memo) -> str:
     """nvcc and the host compiler compile a small kernel together, for a requested architecture."""
     toolkit = find_cuda(memo, for_torch=plan.binding.uses_torch)
     compiler = find_cxx(memo)
     if compiler.is_zig:
         reason = f"{compiler.path} compiles with libc++, which CUDA's headers refuse."
-        return Failed(
-            "nvcc", Rejection(reason, "Install g++ (Debian and Ubuntu: `apt-get install g++`), or set CXX to it.")
-        )
+        raise ToolchainError(reason, "Install g++ (Debian and Ubuntu: `apt-get install g++`), or set CXX to it.")
     sources = {"probe.cu": "#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n"}
     archs = gencode_flags(plan.cuda_archs)
     command = [toolkit.nvcc, f"-ccbin={compiler.program}", *archs, "-c", "probe.cu", "-o", "probe.o"]
     subject, files = f"{toolkit.identity} {compiler.identity} {command}", [toolkit.nvcc, compiler.path]
     failure = remembered_failure_of(command, sources, subject, files, memo)
     if failure:
-        return Failed(
-            "nvcc",
-            Rejection(
-                f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
-                diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
-            ),
+        raise ToolchainError(
+            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
+            diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
         )
-    return Passed("nvcc", f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}")
+    return f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}"
 
 
-def cuda_versions_check(memo: Memo) -> CheckOutcome:
+def cuda_versions_check(memo: Memo) -> str:
     """The toolkit has the CUDA major version that torch was built with."""
     built = torch_install().cuda
     if torch_install().hip is None:
         if built is None:
-            return Passed("CUDA versions", "torch is a build without CUDA; the toolkit is enough to compile")
+            return "torch is a build without CUDA; the toolkit is enough to compile"
         require_same_cuda(find_cuda(memo))
-    return Passed("CUDA versions", f"torch for CUDA {built}")
+    return f"torch for CUDA {built}"
 
 
-def torch_cuda_check() -> CheckOutcome:
+def torch_cuda_check() -> str:
     """torch is a CUDA build and sees a device."""
     install = torch_install()
     if install.cuda is None and install.hip is None:
-        return Failed(
-            "torch with CUDA",
-            Rejection(
-                f"torch {install.version} is a build without CUDA.",
-                "Install a CUDA build of torch to run the op; compiling it needs only the toolkit.",
-            ),
+        raise IncompatibleOpError(
+            f"torch {install.version} is a build without CUDA.",
+            "Install a CUDA build of torch to run the op; compiling it needs only the toolkit.",
         )
     import torch
 
     if not torch.cuda.is_available():
-        return Failed(
-            "CUDA device",
-            Rejection(
-                "torch sees no CUDA device.", "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device."
-            ),
+        raise IncompatibleOpError(
+            "torch sees no CUDA device.", "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device."
         )
-    return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
+    return f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}"
 
 
 def _includes_torch(plan: BuildPlan) -> bool:

@@ -49,28 +49,8 @@ _NAME = re.compile(r"[A-Za-z]\w*|_\w+", re.ASCII)
 # They are not part of the key: they differ between users, directories and terminals, so that each would build again. No
 # property of a name or a value separates them from flags, so they are listed. What PATH selects is part of the key.
 _OF_THE_USER = {
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "HOST",
-    "HOSTNAME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "TMP",
-    "TEMP",
-    "PWD",
-    "OLDPWD",
-    "PYENV_DIR",
-    "SHLVL",
-    "TERM",
-    "COLUMNS",
-    "LINES",
-    "DISPLAY",
-    "PS1",
-    "PROMPT_COMMAND",
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOST", "HOSTNAME", "LANG", "LC_ALL", "TMPDIR", "TMP", "TEMP", "PWD"),
+    *("OLDPWD", "PYENV_DIR", "SHLVL", "TERM", "COLUMNS", "LINES", "DISPLAY", "PS1", "PROMPT_COMMAND"),
 }
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)

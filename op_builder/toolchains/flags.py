@@ -153,15 +153,12 @@ def expand_response_files(flags: Iterable[str], within: tuple[str, ...] = ()) ->
             for path in (names or next(words, "")).split(","):
                 found += _expanded(f"{flag}={path}", path, within)
         elif first in _PASSES_WORD and any(piece.startswith("@") for piece in rest):
-            pieces = [passed for piece in rest for passed in _expanded_piece(piece, within)]
+            named = (_expanded(piece, piece[1:], within) if piece.startswith("@") else [piece] for piece in rest)
+            pieces = [passed for words_of_piece in named for passed in words_of_piece]
             found += [passed for piece in pieces for passed in (_PASSES_WORD[first], piece)]
         else:
             found.append(word)
     return found
-
-
-def _expanded_piece(piece: str, within: tuple[str, ...]) -> list[str]:
-    return _expanded(piece, piece[1:], within) if piece.startswith("@") else [piece]
 
 
 def _expanded(word: str, path: str, within: tuple[str, ...]) -> list[str]:

@@ -17,14 +17,13 @@ from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ForeignLibrary
 from op_builder.system.interpreter import isolated_command, python
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection
 from op_builder.system.records import Memo
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
+from op_builder.toolchains.toolset import find_cxx
 
 _INSTALL = "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'"
 INSTALL_REMEDY = f"Install oneCCL: `{_INSTALL}`, or set CCL_ROOT to an installation."
 _REINSTALL_REMEDY = f"Reinstall it: `{_INSTALL} --force-reinstall`, or set CCL_ROOT to another installation."
-_HEADERS, _OPENS = "oneCCL headers", "oneCCL opens"
 _SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
 _LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")
 _VERSION = re.compile(r"#define CCL_(MAJOR|MINOR|UPDATE)_VERSION\s+(\d+)")
@@ -101,28 +100,20 @@ def require_oneccl() -> OneCCL:
     Raises:
         ToolchainError: oneCCL is missing.
     """
-    found = find_oneccl()
-    if found is None:
-        named = env.CCL_ROOT.get()
-        places = (
-            f"CCL_ROOT={named} has no lib/libccl.so, or it may not be read"
-            if named is not None
-            else "no libccl.so is installed"
-        )
-        raise ToolchainError(f"oneCCL was not found: {places}.", INSTALL_REMEDY)
-    return found
+    if (found := find_oneccl()) is not None:
+        return found
+    named = env.CCL_ROOT.get()
+    where = "no libccl.so is installed" if named is None else f"CCL_ROOT={named} has no readable lib/libccl.so"
+    raise ToolchainError(f"oneCCL was not found: {where}.", INSTALL_REMEDY)
 
 
-def build_check(memo: Memo) -> CheckOutcome:
+def build_check(memo: Memo) -> str:
     """The host compiler compiles a small program against oneCCL, and links it."""
     from op_builder.toolchains.probes import remembered_failure_of
-    from op_builder.toolchains.toolset import find_cxx
 
     oneccl = require_oneccl()
     if not oneccl.version:
-        return Failed(
-            _HEADERS, Rejection(f"{oneccl.prefix} has oneCCL's library but no oneapi/ccl.hpp.", INSTALL_REMEDY)
-        )
+        raise ToolchainError(f"{oneccl.prefix} has oneCCL's library but no oneapi/ccl.hpp.", INSTALL_REMEDY)
     compiler = find_cxx(memo)
     places = ["-isystem", str(oneccl.include_dir), f"-L{oneccl.library.parent}"]
     flags = ["-std=c++17", "-fPIC", "-shared", "-Wl,--no-as-needed", *places]
@@ -131,11 +122,11 @@ def build_check(memo: Memo) -> CheckOutcome:
     failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
         reason = f"{compiler.command[0]} cannot compile against {oneccl.prefix}: {failure}"
-        return Failed(_HEADERS, Rejection(reason, _REINSTALL_REMEDY))
-    return Passed(_HEADERS, f"oneCCL {oneccl.version} in {oneccl.prefix}")
+        raise ToolchainError(reason, _REINSTALL_REMEDY)
+    return f"oneCCL {oneccl.version} in {oneccl.prefix}"
 
 
-def load_check(memo: Memo) -> CheckOutcome:
+def load_check(memo: Memo) -> str:
     """A process can open oneCCL, with all that it needs."""
     from op_builder.toolchains.probes import remembered_failure_of
 
@@ -145,8 +136,8 @@ def load_check(memo: Memo) -> CheckOutcome:
         command, {}, f"opens oneccl {python()} {oneccl.library}", [str(oneccl.library)], memo
     )
     if failure:
-        return Failed(_OPENS, Rejection(f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY))
-    return Passed(_OPENS, str(oneccl.library))
+        raise LoadError(f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY)
+    return str(oneccl.library)
 
 
 def oneccl_variables(library: Path) -> dict[str, str]:

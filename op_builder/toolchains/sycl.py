@@ -16,11 +16,14 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from op_builder import env
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
+from op_builder.errors import IncompatibleOpError
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, checked, guarded
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.sycl_ahead import find_icpx
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import (
     INSTALL_REMEDY,
@@ -29,6 +32,7 @@ from op_builder.toolchains.sycl_runtime import (
     find_ahead_runtime,
     find_runtime,
 )
+from op_builder.toolchains.toolset import find_cxx
 
 _TOOLCHAIN, _HOST = "SYCL toolchain", "SYCL host code"
 _DEVICE, _COMPILER = "SYCL device", "SYCL kernel compiler"
@@ -96,7 +100,7 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
 
 def candidates(facts: SyclFacts) -> list[CheckOutcome]:
     """Every toolchain by its name, best first: kernels compiled ahead of time start without delay."""
-    return [_candidate(toolchain, facts) for toolchain in SyclToolchain]
+    return [checked(toolchain.value, partial(_detail, toolchain, facts)) for toolchain in SyclToolchain]
 
 
 def choose(facts: SyclFacts) -> CheckOutcome:
@@ -114,48 +118,38 @@ _XPU_REMEDY = "Install torch for XPU: `pip install torch --index-url https://dow
 _IPEX_REMEDY = "Install it: `pip install intel-extension-for-pytorch`."
 
 
-def _candidate(toolchain: SyclToolchain, facts: SyclFacts) -> CheckOutcome:
-    name = toolchain.value
-    if facts.requested not in (None, name):
-        return Failed(name, Rejection(f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it."))
+def _detail(toolchain: SyclToolchain, facts: SyclFacts) -> str:
+    """What a toolchain consists of; an IncompatibleOpError if it cannot be used."""
+    if facts.requested not in (None, toolchain.value):
+        raise IncompatibleOpError(f"ACCEL_SYCL_TOOLCHAIN={facts.requested} selects another.", "Unset it.")
     if toolchain is SyclToolchain.RTC:
         return _run_time_compiler(facts)
     if toolchain is SyclToolchain.ICPX and facts.torch_xpu is None:
-        return Failed(name, Rejection("torch is not an XPU build.", _XPU_REMEDY))
+        raise IncompatibleOpError("torch is not an XPU build.", _XPU_REMEDY)
     if toolchain is SyclToolchain.IPEX and not facts.has_ipex:
-        return Failed(name, Rejection("intel_extension_for_pytorch is not installed.", _IPEX_REMEDY))
+        raise IncompatibleOpError("intel_extension_for_pytorch is not installed.", _IPEX_REMEDY)
     if facts.icpx is None:
-        return Failed(name, Rejection("icpx is not on PATH.", _ICPX_REMEDY))
+        raise IncompatibleOpError("icpx is not on PATH.", _ICPX_REMEDY)
     if facts.ahead_runtime is None:
         # Not the wheels: they would be a second libsycl in the process.
-        return Failed(
-            name, Rejection(f"Neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
-        )
+        reason = f"Neither {facts.icpx}'s own installation nor Python's has a SYCL runtime."
+        raise IncompatibleOpError(reason, _ICPX_REMEDY)
     is_ipex = toolchain is SyclToolchain.IPEX
-    detail = "by intel_extension_for_pytorch" if is_ipex else f"torch for XPU {facts.torch_xpu}"
-    return Passed(name, f"{facts.icpx}, {detail}")
+    return f"{facts.icpx}, {'by intel_extension_for_pytorch' if is_ipex else f'torch for XPU {facts.torch_xpu}'}"
 
 
-def _run_time_compiler(facts: SyclFacts) -> CheckOutcome:
-    name = SyclToolchain.RTC.value
+def _run_time_compiler(facts: SyclFacts) -> str:
     if not facts.has_kernel_texts:
-        return Failed(
-            name,
-            Rejection(
-                "The op's kernels are part of its host code, which only a SYCL compiler can compile.",
-                "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
-            ),
+        raise IncompatibleOpError(
+            "The op's kernels are part of its host code, which only a SYCL compiler can compile.",
+            "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
         )
     if facts.runtime is None:
-        return Failed(name, Rejection("No SYCL runtime with its headers is installed.", INSTALL_REMEDY))
+        raise IncompatibleOpError("No SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     if facts.runtime.kernel_compiler is None:
-        return Failed(
-            name,
-            Rejection(
-                f"The SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
-            ),
-        )
-    return Passed(name, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")
+        reason = f"The SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so)."
+        raise IncompatibleOpError(reason, INSTALL_REMEDY)
+    return f"libsycl {facts.runtime.version} in {facts.runtime.prefix}"
 
 
 def toolchain_checks(choose: Callable[[], CheckOutcome], memo: Memo) -> list[CheckOutcome]:
@@ -163,17 +157,17 @@ def toolchain_checks(choose: Callable[[], CheckOutcome], memo: Memo) -> list[Che
     chosen = guarded(_TOOLCHAIN, choose)
     outcomes = [_chosen(chosen)]
     if isinstance(chosen, Passed):
-        outcomes.append(guarded(_HOST, lambda: host_check(SyclToolchain(chosen.name), memo)))
+        outcomes.append(checked(_HOST, lambda: host_check(SyclToolchain(chosen.name), memo)))
     return outcomes
 
 
 def load_checks(choose: Callable[[], CheckOutcome], memo: Memo, *, has_kernel_texts: bool) -> list[CheckOutcome]:
     """Whether an op finds a runtime and a device, and what compiles its kernels, if they are texts."""
-    outcomes = [guarded(_DEVICE, lambda: device_check(memo))]
+    outcomes = [checked(_DEVICE, lambda: device_check(memo))]
     if has_kernel_texts:
         chosen = guarded(_COMPILER, choose)
         if not (isinstance(chosen, Passed) and SyclToolchain(chosen.name).is_ahead):
-            outcomes.append(guarded(_COMPILER, lambda: kernel_compiler_check(memo)))
+            outcomes.append(checked(_COMPILER, lambda: kernel_compiler_check(memo)))
     return outcomes
 
 
@@ -185,68 +179,66 @@ def _chosen(chosen: CheckOutcome) -> CheckOutcome:
     return Failed(_TOOLCHAIN, Rejection(f"{chosen.name}: {chosen.reason}", chosen.remedy))
 
 
-def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
+def host_check(toolchain: SyclToolchain, memo: Memo) -> str:
     """The compiler of the host side compiles a small program against the SYCL runtime, and links it."""
     from op_builder.toolchains.probes import remembered_failure_of
-    from op_builder.toolchains.sycl_ahead import find_icpx
-    from op_builder.toolchains.toolset import find_cxx
 
     compiler = find_icpx(memo) if toolchain.is_ahead else None
     runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
     if runtime is None:
-        return Failed(_HOST, Rejection("No SYCL runtime with its headers is installed.", INSTALL_REMEDY))
+        raise IncompatibleOpError("No SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     if compiler is not None:
         start, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
     else:
         cxx = find_cxx(memo)
         if cxx.is_zig:
             reason = "ziglang's clang uses libc++, and libsycl's functions take the types of libstdc++."
-            return Failed(_HOST, Rejection(reason, "Install g++ or clang++, or set CXX to one."))
+            raise IncompatibleOpError(reason, "Install g++ or clang++, or set CXX to one.")
         start, identity, program = list(cxx.command), cxx.identity, cxx.path
     places = ["-isystem", str(runtime.include_dir), f"-L{runtime.library_dir}"]
     command = [*start, "-std=c++17", *places, "probe.cpp", "-lsycl", "-o", "probe"]
     subject, files = f"{identity} {runtime.version} {command}", [program, str(runtime.library)]
     failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
-        return Failed(_HOST, Rejection(f"{start[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY))
-    return Passed(_HOST, f"{start[0]} with {runtime.library}")
+        raise IncompatibleOpError(f"{start[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
+    return f"{start[0]} with {runtime.library}"
 
 
-def device_check(memo: Memo) -> CheckOutcome:
+def device_check(memo: Memo) -> str:
     """There is a device: of torch's where torch is an XPU build, or a CPU device that takes kernels."""
     if torch_install().xpu is not None:
         import torch
 
         if torch.xpu.is_available():
-            return Passed(_DEVICE, f"{torch.xpu.device_count()} XPU device(s)")
-    runtime = find_runtime()
-    if runtime is None:
-        return Failed(_DEVICE, Rejection("No SYCL runtime is installed.", INSTALL_REMEDY))
+            return f"{torch.xpu.device_count()} XPU device(s)"
+    runtime = _require_runtime()
     answer = opencl_devices(runtime, memo)
     if answer.failure:
-        return Failed(_DEVICE, Rejection(answer.failure, INSTALL_REMEDY))
+        raise IncompatibleOpError(answer.failure, INSTALL_REMEDY)
     fitting = [device for device in answer.devices if device.kind == "cpu" and device.takes_kernels]
     if fitting:
-        return Passed(_DEVICE, f"{fitting[0].name} ({fitting[0].platform})")
+        return f"{fitting[0].name} ({fitting[0].platform})"
     found = ", ".join(device.name for device in answer.devices) or "none"
-    return Failed(
-        _DEVICE,
-        Rejection(
-            f"The SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
-            "Install Intel's OpenCL runtime for CPUs: `pip install intel-opencl-rt`. If OCL_ICD_FILENAMES is set, "
-            "unset it or set it to the path of libintelocl.so.",
-        ),
+    raise IncompatibleOpError(
+        f"The SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
+        "Install Intel's OpenCL runtime for CPUs: `pip install intel-opencl-rt`. If OCL_ICD_FILENAMES is set, "
+        "unset it or set it to the path of libintelocl.so.",
     )
 
 
-def kernel_compiler_check(memo: Memo) -> CheckOutcome:
+def kernel_compiler_check(memo: Memo) -> str:
     """The library that compiles kernels in the process exists and can be opened."""
-    runtime = find_runtime()
-    if runtime is None:
-        return Failed(_COMPILER, Rejection("No SYCL runtime is installed.", INSTALL_REMEDY))
+    runtime = _require_runtime()
     if runtime.kernel_compiler is None:
-        return Failed(_COMPILER, Rejection(f"libsycl-jit.so is not in {runtime.library_dir}.", INSTALL_REMEDY))
+        raise IncompatibleOpError(f"libsycl-jit.so is not in {runtime.library_dir}.", INSTALL_REMEDY)
     failure = opencl_devices(runtime, memo).compiler_failure
     if failure:
-        return Failed(_COMPILER, Rejection(f"{runtime.kernel_compiler} cannot be opened: {failure}.", REINSTALL_REMEDY))
-    return Passed(_COMPILER, str(runtime.kernel_compiler))
+        raise IncompatibleOpError(f"{runtime.kernel_compiler} cannot be opened: {failure}.", REINSTALL_REMEDY)
+    return str(runtime.kernel_compiler)
+
+
+def _require_runtime() -> SyclRuntime:
+    runtime = find_runtime()
+    if runtime is None:
+        raise IncompatibleOpError("No SYCL runtime is installed.", INSTALL_REMEDY)
+    return runtime

@@ -75,7 +75,6 @@ def find_icpx(memo: Memo) -> SyclCompiler:
     path = os.path.realpath(found)
 
     def compute() -> tuple[dict[str, Any], list[str]]:
-        # A warm load has the answer in the memo.
         from op_builder.toolchains.compiler_probe import (
             digest_of_programs,
             predefined_macros,

@@ -200,15 +200,18 @@ def open_runtime(kernels: Path | None, soname: str) -> None:
         )
     is_ours = torch_install().xpu is None
     runtime = find_runtime()
-    if not opened:
-        require_runtime(runtime, soname)
-        assert runtime is not None
+    if not opened and runtime is None:
+        raise LoadError(f"The op needs the SYCL runtime {soname}, and none is installed.", INSTALL_REMEDY)
+    if not opened and runtime is not None and runtime.soname != soname:
+        raise LoadError(
+            f"The op was built for {soname}; the SYCL runtime here is {runtime.version}, {runtime.library}.",
+            "Build the op again with this runtime, or install the release that it was built with.",
+        )
     variables = runtime_variables(runtime if is_ours else None, kernels)
     env.set_for_libraries({**variables, env.ACCEL_SET_FOR_SYCL.name: json.dumps({**_set_by_us(), **variables})})
-    if not opened:
+    if not opened and runtime is not None:
         import ctypes
 
-        assert runtime is not None
         try:
             ctypes.CDLL(str(runtime.library))
         except OSError as error:
@@ -228,17 +231,6 @@ def import_ipex() -> None:
             f"The op was built for intel_extension_for_pytorch, which cannot be imported: {error}.",
             "Install it: `pip install intel-extension-for-pytorch`, or set ACCEL_SYCL_TOOLCHAIN to another.",
         ) from error
-
-
-def require_runtime(runtime: SyclRuntime | None, soname: str) -> None:
-    """Raise a LoadError unless ``runtime`` exists and has that name."""
-    if runtime is None:
-        raise LoadError(f"The op needs the SYCL runtime {soname}, and none is installed.", INSTALL_REMEDY)
-    if runtime.soname != soname:
-        raise LoadError(
-            f"The op was built for {soname}; the SYCL runtime here is {runtime.version}, {runtime.library}.",
-            "Build the op again with this runtime, or install the release that it was built with.",
-        )
 
 
 def opened_runtimes() -> list[str]:

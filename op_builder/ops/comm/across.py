@@ -24,7 +24,8 @@ from op_builder.ops.declare import load_host
 _KVS_KEY = "accel/kvs"
 _NOTE_KEY = "accel/gave_up"
 _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-_NOTE_PATIENCE_S = 1.0  # ranks notice the death of one on their host within half a second
+# How long to wait for the note after a failure: ranks notice the death of one on their host within half a second.
+NOTE_PATIENCE_S = 1.0
 _PAUSE_S = 0.05
 _CALL_BYTES = 512  # of a call's description
 
@@ -90,10 +91,6 @@ class FailureNote:
             return self._store.get(_NOTE_KEY).decode()
         except RuntimeError:
             return ""
-
-    def read_after_failure(self) -> str:
-        """The note; waits briefly, because the rank that sees the cause may report later than this one."""
-        return self.read(_NOTE_PATIENCE_S)
 
     def require_none(self) -> None:
         """Raise a CommunicationError if a rank has left a note."""

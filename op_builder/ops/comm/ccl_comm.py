@@ -14,7 +14,7 @@ from op_builder.ops.comm.ccl_communicator import ADDRESS_BYTES, Address, CCLWork
 from op_builder.ops.declare import host_recipe, native_spec, system_check
 from op_builder.plan import ForeignLibrary
 from op_builder.spec import OpFamily
-from op_builder.system.outcomes import CheckOutcome, guarded
+from op_builder.system.outcomes import CheckOutcome, checked
 from op_builder.toolchains.oneccl import build_check, find_oneccl, load_check, open_oneccl, require_oneccl
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch.distributed's default for gloo
@@ -218,13 +218,12 @@ def _libraries() -> tuple[ForeignLibrary, ...]:
 
 
 def _build_checks(cache: Cache) -> list[CheckOutcome]:
-    return system_check(_NOT_ON) or [guarded("oneCCL headers", lambda: build_check(cache.memo))]
+    return system_check(_NOT_ON) or [checked("oneCCL headers", lambda: build_check(cache.memo))]
 
 
 def _load_checks(cache: Cache) -> list[CheckOutcome]:
-    if system_check(_NOT_ON):  # as the build's checks report
-        return []
-    return [guarded("oneCCL library", lambda: load_check(cache.memo))]
+    # Elsewhere the build's checks report the system.
+    return [] if system_check(_NOT_ON) else [checked("oneCCL library", lambda: load_check(cache.memo))]
 
 
 def _open_libraries(cache: Cache) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.arguments import bytes_of
-from op_builder.ops.comm.across import Across, FailureNote, compare_calls
+from op_builder.ops.comm.across import NOTE_PATIENCE_S, Across, FailureNote, compare_calls
 from op_builder.ops.comm.hosts import Layout
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -189,7 +189,7 @@ class HierarchicalCollectives:
             step(self._across)
         except CommunicationError as error:
             # If this rank itself closed the group, no other rank leaves a note.
-            note = "" if self._is_closed else self._note.read_after_failure()
+            note = "" if self._is_closed else self._note.read(NOTE_PATIENCE_S)
             if not note or note in error.message:
                 self._give_up(error)
                 raise
@@ -207,7 +207,7 @@ class HierarchicalCollectives:
         except SharedMemoryCommError as error:
             if self._layout.is_leader or error.rank != 0:
                 raise
-            note = self._note.read_after_failure()
+            note = self._note.read(NOTE_PATIENCE_S)
             raise changed(
                 error,
                 f" It is the first rank of its host and gave up between the {len(self._layout.hosts)} hosts of the "

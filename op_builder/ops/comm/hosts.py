@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import CommunicationError
+from op_builder.system.host import boot_id
 from op_builder.system.records import RecordError, Schema, decode, encode, is_text
 
 _FORMAT = 1
@@ -29,12 +30,12 @@ class MadeGroups:
     def __init__(self, store: Store, rank: int) -> None:
         self.rank = rank
         self._whole = store
-        self._number = store.add(self._key(rank), 1)
+        self._number = store.add(f"accel/made/{rank}", 1)
         self.store = PrefixStore(f"accel/{self._number}", store)
 
     def difference(self, rank: int) -> str:
         """A sentence for errors if that rank has made another number of groups; empty if not, or if it made none."""
-        key = self._key(rank)
+        key = f"accel/made/{rank}"
         try:
             number = int(self._whole.get(key)) if self._whole.check([key]) else 0
         except (RuntimeError, ValueError):  # the store may have ended, or contain another value
@@ -45,10 +46,6 @@ class MadeGroups:
             f" Rank {rank} has created {number} groups of this name on this store, this rank {self._number}. A rank "
             "was probably restarted alone: restart all ranks with a new store."
         )
-
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"accel/made/{rank}"
 
 
 @dataclass(frozen=True)
@@ -115,12 +112,11 @@ def host_identity() -> str:
     named = env.ACCEL_HOST_ID.get()
     if named is not None:
         return named
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net")]
-        return f"{boot} {namespaces} {os.geteuid()}"
-    except OSError:
-        return f"{os.uname().nodename} {os.uname().version}"
+    with contextlib.suppress(OSError):
+        if boot := boot_id():
+            namespaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net")]
+            return f"{boot} {namespaces} {os.geteuid()}"
+    return f"{os.uname().nodename} {os.uname().version}"
 
 
 def exchange(made: MadeGroups, size: int, mine: HostFacts) -> list[HostFacts]:

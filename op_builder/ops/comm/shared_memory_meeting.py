@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from op_builder import env
 from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
 from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
+from op_builder.system.host import boot_id
 from op_builder.system.listener import listen
 from op_builder.system.records import (
     RecordError,
@@ -267,8 +267,7 @@ def space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
 
 
 def _host() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{boot_id() or os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def default_store(rank: int, timeout_s: float) -> Any:

@@ -9,14 +9,14 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from op_builder import env
-from op_builder.errors import OpArgumentError
+from op_builder.errors import IncompatibleOpError, OpArgumentError
 from op_builder.ops.arguments import bounded_int, untraced
 from op_builder.ops.comm.arguments import checked_rank, checked_timeout
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.comm.shared_memory_meeting import default_store
 from op_builder.ops.declare import host_recipe, native_spec, system_check
 from op_builder.spec import OpFamily
-from op_builder.system.outcomes import CheckOutcome, Failed, Passed, Rejection, guarded
+from op_builder.system.outcomes import CheckOutcome, checked
 
 
 class ShareMemCommModule:
@@ -88,46 +88,36 @@ class ShareMemCommModule:
         """
         size = bounded_int("size", size, 1, 1024, "Pass the number of ranks, from 1 to 1024.")
         rank = checked_rank("rank", rank, size)
-        patience_s = env.ACCEL_COMM_TIMEOUT_S.get() if timeout_s is None else timeout_s
-        patience_s = checked_timeout(patience_s)
+        patience_s = checked_timeout(env.ACCEL_COMM_TIMEOUT_S.get() if timeout_s is None else timeout_s)
         if store is None and size > 1:
-            store = self._common_store(rank, patience_s)
+            store = self._store = self._store or default_store(rank, patience_s)
         # Groups of one name are numbered, so their keys differ.
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1
         return SharedMemoryGroup(self.ops, GroupPlace(size, rank, name, store, f"{key}/{number}", patience_s))
 
-    def _common_store(self, rank: int, timeout_s: float) -> Any:
-        if self._store is None:
-            self._store = default_store(rank, timeout_s)
-        return self._store
-
 
 def _uninitialized() -> OpArgumentError:
     return OpArgumentError("shm_comm is not initialized.", "Call initialize(size, rank) on all ranks first.")
 
 
-def shared_memory_check() -> CheckOutcome:
-    """Whether this process can create shared memory and seal it."""
-    name = "shared memory"
+def shared_memory_check() -> str:
+    """This process can create shared memory and seal it."""
     if not hasattr(os, "memfd_create"):
-        return Passed(name, "not checked, because this Python lacks os.memfd_create()")
+        return "not checked, because this Python lacks os.memfd_create()"
     try:
         os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
-        return Failed(
-            name,
-            Rejection(
-                f"memfd_create(2) is refused: {error.strerror}.",
-                "Allow it in the sandbox, for example in its seccomp profile, or use gloo.",
-            ),
-        )
-    return Passed(name, "memfd_create(2) works")
+        raise IncompatibleOpError(
+            f"memfd_create(2) is refused: {error.strerror}.",
+            "Allow it in the sandbox, for example in its seccomp profile, or use gloo.",
+        ) from None
+    return "memfd_create(2) works"
 
 
 def _load_checks(_: object) -> list[CheckOutcome]:
-    return system_check(_NOT_ON) or [guarded("shared memory", shared_memory_check)]
+    return system_check(_NOT_ON) or [checked("shared memory", shared_memory_check)]
 
 
 _NOT_ON = (("darwin", "it needs memfd_create(2) and futex(2) of Linux"),)

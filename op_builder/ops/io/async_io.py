@@ -15,7 +15,7 @@ from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.aio_operation import File, checked_address
 from op_builder.spec import OpFamily
 from op_builder.system import storage_engines
-from op_builder.system.outcomes import CheckOutcome, Passed, guarded
+from op_builder.system.outcomes import CheckOutcome, checked
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _load_checks(_: object) -> list[CheckOutcome]:
     """The engine that is forced exists. Whether it works is known when a handle is made."""
     if env.ACCEL_AIO_ENGINE.raw() is None:
         return []
-    return [guarded("storage engine", lambda: Passed("storage engine", env.ACCEL_AIO_ENGINE.get() or ""))]
+    return [checked("storage engine", lambda: env.ACCEL_AIO_ENGINE.get() or "")]
 
 
 _FILES = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")

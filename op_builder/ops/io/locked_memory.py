@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from op_builder.device import current_accelerator
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.messages import warn_once
 from op_builder.ops.arguments import bounded_int, require_memory, untraced
@@ -164,8 +165,6 @@ def _registered_by(address: int, size_bytes: int) -> Any:
     """The current accelerator, if it is CUDA and registers the memory with its driver; else None."""
     if not torch.cuda.is_available():
         return None
-    from op_builder.device import current_accelerator
-
     accelerator = current_accelerator()
     if accelerator.device_name() != "cuda":
         return None

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from op_builder.cache.removal import file_system_now
-from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.messages import did_you_mean
 from op_builder.ops.io.aio_operation import REMEDIES, opened
+from op_builder.system.file_contents import file_system_now
 from op_builder.system.file_lock import try_lock
+from op_builder.system.host import this_host
 
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"

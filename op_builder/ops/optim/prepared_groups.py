@@ -215,7 +215,7 @@ class PreparedGroups:
         """Drop gradients that the training loop may want to free."""
         if self._batches is None:
             return
-        first = None if self._grads is None else _first_of(self._grads)
+        first = next((grad for group in self._grads or () for grad in group if grad is not None), None)
         stayed = first is not None and self._first_grad is not None and self._first_grad() is first
         self._first_grad = None if first is None else weakref.ref(first)
         # The first stands for all: weak references to all would take a tenth of a step.
@@ -326,10 +326,6 @@ def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -
 def is_same(present: Sequence[Any], seen: Sequence[Any]) -> bool:
     """Whether both have the same objects in the same order."""
     return len(present) == len(seen) and all(map(is_, present, seen))
-
-
-def _first_of(grads: Sequence[Sequence[torch.Tensor | None]]) -> torch.Tensor | None:
-    return next((grad for group in grads for grad in group if grad is not None), None)
 
 
 def _present(grads: Sequence[torch.Tensor | None]) -> list[bool]:

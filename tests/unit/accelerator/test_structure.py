@@ -12,7 +12,7 @@ import pytest
 from accelerator import get_accelerator, is_current_accelerator_supported, set_accelerator
 from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
-from accelerator.detection import structural_faults
+from accelerator.detection import rejection_reasons
 from accelerator.errors import InvalidAcceleratorError
 from accelerator.pinned_memory import PinnedMemory
 from tests.support.machines import Recording
@@ -86,7 +86,7 @@ def start_device(self: object) -> None:
     ],
 )
 def test_an_object_with_all_members_is_an_accelerator(candidate: object) -> None:
-    assert structural_faults(candidate) == []
+    assert rejection_reasons(candidate) == []
 
 
 FAULTS = [

@@ -10,8 +10,8 @@ import pytest
 from op_builder import env
 from op_builder.cache.key import plan_key
 from op_builder.cpu import CCLCommBuilder
-from op_builder.errors import IncompatibleOpError, ToolchainError
-from op_builder.system.outcomes import Failed, failures
+from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
+from op_builder.system.outcomes import failures
 from op_builder.system.records import Memo
 from op_builder.toolchains import oneccl
 from tests.support.compilers import needs_gxx
@@ -79,15 +79,14 @@ def test_without_oneccl_the_op_says_what_is_missing_and_how_to_get_it(nowhere: P
 @needs_gxx
 def test_files_that_only_have_the_names_fail_the_checks(nowhere: Path, tmp_path: Path) -> None:
     memo = Memo(tmp_path / "memo")
-    with env.scope(CCL_ROOT=str(fake(nowhere / "bare", with_headers=False))):
-        outcome = oneccl.build_check(memo)
-        assert isinstance(outcome, Failed)
-        assert "no oneapi/ccl.hpp" in outcome.reason
+    bare = str(fake(nowhere / "bare", with_headers=False))
+    with env.scope(CCL_ROOT=bare), pytest.raises(ToolchainError, match=r"no oneapi/ccl.hpp"):
+        oneccl.build_check(memo)
     fake(nowhere / "system")
-    for outcome, words in ((oneccl.build_check(memo), "oneapi/ccl.hpp"), (oneccl.load_check(memo), "cannot be opened")):
-        assert isinstance(outcome, Failed)
-        assert words in outcome.reason
-        assert outcome.remedy
+    for check, words in ((oneccl.build_check, "oneapi/ccl.hpp"), (oneccl.load_check, "cannot be opened")):
+        with pytest.raises(AccelError, match=words) as caught:
+            check(memo)
+        assert caught.value.remedy
 
 
 def test_variables_that_the_user_has_set_stay(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.cache.staging import process_lock, this_host
+from op_builder.cache.staging import process_lock
 from op_builder.cache.store import Cache, Manifest
 from op_builder.errors import CacheError
+from op_builder.system.host import this_host
 from tests.support.entries import find, manifest, publish
 
 NO_PROCESS = 2**22 + 1  # beyond the numbers that Linux gives to processes

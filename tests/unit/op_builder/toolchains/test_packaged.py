@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from op_builder.system.outcomes import Failed
+from op_builder.errors import IncompatibleOpError
 from op_builder.system.records import Memo
 from op_builder.system.target import requested_target
 from op_builder.toolchains import packaged, sycl
@@ -31,12 +31,11 @@ def test_headers_of_this_systems_packages_are_found_after_all_others() -> None:
 
 
 def test_sycl_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("op_builder.toolchains.toolset.find_cxx", lambda _: SimpleNamespace(is_zig=True))
+    monkeypatch.setattr(sycl, "find_cxx", lambda _: SimpleNamespace(is_zig=True))
     monkeypatch.setattr(sycl, "find_runtime", lambda: SimpleNamespace(prefix="/opt/sycl"))
-    outcome = sycl.host_check(SyclToolchain.RTC, Memo())
-    assert isinstance(outcome, Failed)
-    assert "libstdc++" in outcome.reason
-    assert "Install g++ or clang++" in outcome.remedy
+    with pytest.raises(IncompatibleOpError, match=r"types of libstdc\+\+") as caught:
+        sycl.host_check(SyclToolchain.RTC, Memo())
+    assert "Install g++ or clang++" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
