@@ -143,7 +143,9 @@ def _build_wheel(directory: str, target: Target | None, builders: Sequence[OpBui
 def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
     """Precompile ``torch/extension.h`` for the flags of each builder, or for no flags; returns the exit status."""
     chosen = [
-        builder for builder in builders if builder.BINDING.uses_torch_cxx and not failures(builder.build_checks())
+        builder
+        for builder in builders
+        if builder.BINDING.uses_torch_cxx and not failures(builder.spec().build_checks(builder.cache, builder.plan))
     ]
     skipped = ", ".join(builder.name for builder in builders if builder not in chosen)
     if skipped and not is_all:

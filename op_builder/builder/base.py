@@ -37,13 +37,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The facts that this thread makes a plan for, because the methods of an author's class take no arguments.
+# Context variables, because an author's methods, which take no arguments, call those of this class, and because threads
+# share builders. The facts that a plan is made for:
 planned_facts: ContextVar[PlanFacts | None] = ContextVar("planned_facts", default=None)
-# The builder that this thread asks for its author's own opinion: the base class's is_compatible(), which authors call
-# from theirs, is then True.
+# The builder whose author's is_compatible() is called: this class's, which authors call from theirs, is then True.
 _asked: ContextVar[OpBuilder | None] = ContextVar("_asked", default=None)
-# The builder that this thread asks for its checks, and the function that gives the plan that was made for them.
-_checked: ContextVar[tuple[OpBuilder, Callable[[], BuildPlan]] | None] = ContextVar("_checked", default=None)
 
 
 class OpBuilder(ABC):
@@ -131,12 +129,8 @@ class OpBuilder(ABC):
         """
 
     def build_checks(self) -> list[CheckOutcome]:
-        """Checks of everything that compiling the op needs."""
-        from op_builder.engine.checks import build_checks
-
-        if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
-            return [Passed("implementation", "its own load(), which compiles nothing")]
-        return build_checks(self.plan, self.cache, self.name, has_device_checks=self._checks_device)
+        """Checks of what compiling the op needs, in addition to the tools and settings that its plan needs."""
+        return []
 
     def load_checks(self) -> list[CheckOutcome]:
         """Checks of everything that loading the built op needs."""
@@ -208,18 +202,15 @@ class OpBuilder(ABC):
 
     def check(self) -> list[CheckOutcome]:
         """All checks of building and loading this op, in order."""
-        return [*self.build_checks(), *self.load_checks()]
+        spec = self.spec()
+        return [*spec.build_checks(self.cache, self.plan), *spec.load_checks(self.cache)]
 
     def spec(self) -> OpSpec:
         """The op as the value that loading, building and reporting work on."""
         owner = type(self)
 
-        def build_checks(_: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
-            token = _checked.set((self, make_plan))
-            try:
-                return self.build_checks()
-            finally:
-                _checked.reset(token)
+        def build_checks(cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+            return [*self.plan_checks(cache, make_plan), *self.build_checks()]
 
         return OpSpec(
             self.name,
@@ -239,8 +230,7 @@ class OpBuilder(ABC):
 
     def plan(self) -> BuildPlan:
         """The plan that JIT and prebuild share."""
-        builder, made = _checked.get() or (None, None)
-        return made() if made is not None and builder is self else self.plan_for(PlanFacts(self.cache.memo))
+        return self.plan_for(PlanFacts(self.cache.memo))
 
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         """The plan for a platform, architectures or a namespace.
@@ -266,6 +256,14 @@ class OpBuilder(ABC):
             ) from error
         finally:
             planned_facts.reset(token)
+
+    def plan_checks(self, cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+        """Checks of the tools and settings that the plan needs."""
+        from op_builder.engine.checks import build_checks
+
+        if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
+            return [Passed("implementation", "its own load(), which compiles nothing")]
+        return build_checks(make_plan, cache, self.name, has_device_checks=self._checks_device)
 
     @computed_once
     def cache(self) -> Cache:

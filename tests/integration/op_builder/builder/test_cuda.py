@@ -275,4 +275,4 @@ def test_cuda_sources_of_a_builder_for_the_cpu_need_a_torch_with_cuda(
     builder.files = names
     for name in names:
         (tmp_path / name).touch()
-    assert [check.name for check in failures(builder.build_checks())] == failing
+    assert [check.name for check in failures(builder.check())] == failing
