@@ -19,15 +19,17 @@ from typing import Any
 
 from op_builder import env
 from op_builder.builder.base import OpBuilder
-from op_builder.builder.inline import GivenBuilder
+from op_builder.cache.store import Cache
 from op_builder.catalog.registry import all_builders
 from op_builder.command_line import reports_errors, run_main
 from op_builder.device import requested_package
 from op_builder.engine import precompiled
 from op_builder.errors import AccelError
 from op_builder.paths import PREBUILT_DIRECTORY
+from op_builder.plan import Binding, PlanFacts
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
+from op_builder.recipe import Recipe, plan_of
 from op_builder.report.collect import find_op
 from op_builder.system.interpreter import isolated_command
 from op_builder.system.outcomes import failures
@@ -153,10 +155,11 @@ def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
             f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.",
             "Name ops with Binding.TORCH, or no op.",
         )
-    for builder in chosen or [GivenBuilder("plain", {"plain.cpp": ""})]:
-        plan = builder.plan()
-        entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)
-        print(f"Precompiled torch/extension.h for {builder.name}: {entry.directory}")
+    cache = Cache()
+    without_flags = Recipe("plain", Binding.TORCH, (), {"plain.cpp": ""})
+    for plan in [builder.plan() for builder in chosen] or [plan_of(without_flags, PlanFacts(cache.memo))]:
+        entry = precompiled.precompile(plan, find_toolset(plan, cache.memo), cache)
+        print(f"Precompiled torch/extension.h for {plan.op}: {entry.directory}")
     return 0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from op_builder.builder import OpBuilder
-from op_builder.cache.store import Entry
+from op_builder.cache.store import Cache, Entry
 from op_builder.engine.build import BuildOptions, build
 from op_builder.load.decision import Decision, decide
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, Candidate, resolve
+from op_builder.spec import OpSpec
 from op_builder.system.outcomes import unavailable
 
 
@@ -16,8 +17,12 @@ def lookup(builder: OpBuilder) -> Lookup:
 
 
 def compile_op(builder: OpBuilder, options: BuildOptions | None = None) -> Entry:
-    found = lookup(builder)
-    return build(found.plan, found.key, found.require_toolset(), found.cache, options)
+    return compile_spec(builder.spec(), builder.cache, options)
+
+
+def compile_spec(spec: OpSpec, cache: Cache, options: BuildOptions | None = None) -> Entry:
+    found = Lookup(spec, cache)
+    return build(found.plan, found.key, found.require_toolset(), cache, options)
 
 
 def find_cached(builder: OpBuilder) -> Entry | None:

@@ -15,6 +15,7 @@ from torch.utils import cpp_extension
 
 from op_builder import CUDAOpBuilder, env
 from op_builder.builder import assert_no_cuda_mismatch, get_default_compute_capabilities, installed_cuda_version
+from op_builder.builder.cuda import names_archs
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import CUDAMismatchException, IncompatibleOpError, LoadError, MissingCUDAException
 from op_builder.system.outcomes import failures
@@ -231,7 +232,7 @@ def test_architecture_flags_of_the_builder_stand_alone(
     increment: IncrementBuilder, flags: list[str], own: bool
 ) -> None:
     increment.kernel_flags = flags
-    assert increment.names_own_archs() is own
+    assert names_archs(increment.nvcc_args()) is own
     assert increment.plan().cuda_archs == (() if own else ("9.0",))
 
 
