@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
-from op_builder.builder.inline import GivenBuilder
+from op_builder.builder.inline import recipe_spec
 from op_builder.cache.store import Cache
 from op_builder.catalog.registry import all_specs
 from op_builder.command_line import reports_errors, run_main
@@ -28,8 +28,10 @@ from op_builder.errors import AccelError
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, resolve
 from op_builder.paths import PREBUILT_DIRECTORY
+from op_builder.plan import Binding
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
+from op_builder.recipe import Recipe
 from op_builder.report.collect import find_op
 from op_builder.spec import OpSpec
 from op_builder.system.interpreter import isolated_command, python
@@ -152,7 +154,7 @@ def _precompile(specs: Sequence[OpSpec], *, is_all: bool) -> int:
             f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.",
             "Name ops with Binding.TORCH, or no op.",
         )
-    plain = {"plain": Lookup(GivenBuilder("plain", {"plain.cpp": ""}).spec(), cache)}
+    plain = {"plain": Lookup(recipe_spec(Recipe("plain", Binding.TORCH, (), {"plain.cpp": ""})), cache)}
     for name, lookup in (chosen or plain).items():
         entry = precompiled.precompile(lookup.plan, lookup.require_toolset(), cache)
         print(f"Precompiled torch/extension.h for {name}: {entry.directory}")

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.builder.base import log_steps
-from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts, require_binding
+from op_builder.builder.inline import inline_texts, recipe_spec, require_binding
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
 from op_builder.load.load import load_entry
 from op_builder.load.resolve import WITHOUT_PREBUILT
 from op_builder.plan import Binding
-from op_builder.recipe import CUDA_SUFFIX, SUFFIXES, check_op_name, text_list
+from op_builder.recipe import CUDA_SUFFIX, SUFFIXES, Recipe, check_op_name, text_list
 from op_builder.toolchains.cuda import find_cuda
 
 __all__ = ["load", "load_inline"]
@@ -195,19 +195,18 @@ def _load(
         cuda = find_cuda(Cache().memo)
         include_dirs.append(str(cuda.home / "include"))
         words["extra_ldflags"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
-    builder = (GivenCUDABuilder if uses_cuda else GivenBuilder)(
+    recipe = Recipe(
         _module_name(function, name),
+        Binding.TORCH if is_python_module else Binding.LIBRARY,
+        tuple(files),
         texts,
-        binding=Binding.TORCH if is_python_module else Binding.LIBRARY,
-        cxx_flags=words["extra_cflags"],
-        cuda_flags=words["extra_cuda_cflags"],
-        link_flags=words["extra_ldflags"],
-        include_dirs=include_dirs,
-        files=files,
+        include_dirs=tuple(include_dirs),
+        cxx_flags=tuple(words["extra_cflags"]),
+        nvcc_flags=tuple(words["extra_cuda_cflags"]),
+        link_flags=tuple(words["extra_ldflags"]),
     )
     directory = None if build_directory is None else _made_directory(function, build_directory)
-    steps = log_steps(builder.name, verbose)
-    entry, loaded = load_entry(builder.spec(), builder.cache, steps, WITHOUT_PREBUILT)
+    entry, loaded = load_entry(recipe_spec(recipe), Cache(), log_steps(recipe.op, verbose), WITHOUT_PREBUILT)
     assert entry is not None  # it is compiled
     if directory is not None:
         name = entry.artifact.name
@@ -294,7 +293,7 @@ def _shell_words(function: str, argument: str, value: Flags) -> list[str]:
         return []
     texts = text_list([value] if isinstance(value, str) else value, f"{function}: {argument}")
     try:
-        return [word for text in texts for word in shlex.split(text)]
+        return [word for text in texts for word in shlex.split(text) if word.strip()]
     except ValueError as error:
         raise ArgumentError(
             f"{function}: {argument} is {value!r}, which cannot be split into words: {error}.",

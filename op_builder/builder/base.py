@@ -9,27 +9,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
-import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from op_builder import paths
+from op_builder.builder.deepspeed_methods import DeepSpeedMethods
 from op_builder.builder.recipe_of import recipe_of
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.load.load import load
 from op_builder.load.resolve import WITHOUT_PREBUILT
 from op_builder.plan import Binding, BuildPlan, PlanFacts
-from op_builder.recipe import Recipe, normalized, plan_of, text_list
+from op_builder.recipe import Recipe, normalized, plan_of
 from op_builder.spec import OpSpec, opened_library
 from op_builder.system.computed_once import computed_once
-from op_builder.system.cpu_isa import architecture_flag, simd_define
 from op_builder.system.outcomes import Passed, Rejection
-from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
     from op_builder.engine.ninja import Progress
@@ -37,16 +34,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The facts that this thread makes a plan for, because the methods of an author's class take no arguments.
+# Context variables, because an author's methods, which take no arguments, call those of this class, and because threads
+# share builders. The facts that a plan is made for:
 planned_facts: ContextVar[PlanFacts | None] = ContextVar("planned_facts", default=None)
-# The builder that this thread asks for its author's own opinion: the base class's is_compatible(), which authors call
-# from theirs, is then True.
+# The builder whose author's is_compatible() is called: this class's, which authors call from theirs, is then True.
 _asked: ContextVar[OpBuilder | None] = ContextVar("_asked", default=None)
-# The builder that this thread asks for its checks, and the function that gives the plan that was made for them.
-_checked: ContextVar[tuple[OpBuilder, Callable[[], BuildPlan]] | None] = ContextVar("_checked", default=None)
 
 
-class OpBuilder(ABC):
+class OpBuilder(DeepSpeedMethods, ABC):
     """Base class of all builders.
 
     Attributes:
@@ -123,7 +118,7 @@ class OpBuilder(ABC):
         """The object that ``load()`` returns, made from the opened binary: ``torch.ops.<namespace>`` or a module."""
         return opened
 
-    def open_libraries(self) -> None:  # noqa: B027
+    def open_libraries(self) -> None:
         """Open the libraries that the binary needs and that torch does not load; called before the binary is opened.
 
         Raises:
@@ -131,12 +126,8 @@ class OpBuilder(ABC):
         """
 
     def build_checks(self) -> list[CheckOutcome]:
-        """Checks of everything that compiling the op needs."""
-        from op_builder.engine.checks import build_checks
-
-        if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
-            return [Passed("implementation", "its own load(), which compiles nothing")]
-        return build_checks(self.plan, self.cache, self.name, has_device_checks=self._device == "cuda")
+        """Checks of what compiling the op needs, in addition to the tools and settings that its plan needs."""
+        return []
 
     def load_checks(self) -> list[CheckOutcome]:
         """Checks of everything that loading the built op needs."""
@@ -208,18 +199,15 @@ class OpBuilder(ABC):
 
     def check(self) -> list[CheckOutcome]:
         """All checks of building and loading this op, in order."""
-        return [*self.build_checks(), *self.load_checks()]
+        spec = self.spec()
+        return [*spec.build_checks(self.cache, self.plan), *spec.load_checks(self.cache)]
 
     def spec(self) -> OpSpec:
         """The op as the value that loading, building and reporting work on."""
         owner = type(self)
 
-        def build_checks(_: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
-            token = _checked.set((self, make_plan))
-            try:
-                return self.build_checks()
-            finally:
-                _checked.reset(token)
+        def build_checks(cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+            return [*self.plan_checks(cache, make_plan), *self.build_checks()]
 
         return OpSpec(
             self.name,
@@ -244,8 +232,7 @@ class OpBuilder(ABC):
 
     def plan(self) -> BuildPlan:
         """The plan that JIT and prebuild share."""
-        builder, made = _checked.get() or (None, None)
-        return made() if made is not None and builder is self else self.plan_for(PlanFacts(self.cache.memo))
+        return self.plan_for(PlanFacts(self.cache.memo))
 
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         """The plan for a platform, architectures or a namespace.
@@ -272,6 +259,14 @@ class OpBuilder(ABC):
         finally:
             planned_facts.reset(token)
 
+    def plan_checks(self, cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+        """Checks of the tools and settings that the plan needs."""
+        from op_builder.engine.checks import build_checks
+
+        if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
+            return [Passed("implementation", "its own load(), which compiles nothing")]
+        return build_checks(make_plan, cache, self.name, has_device_checks=self._device == "cuda")
+
     @computed_once
     def cache(self) -> Cache:
         """The cache directory that the environment names."""
@@ -280,127 +275,6 @@ class OpBuilder(ABC):
     def cuda_archs(self) -> list[str]:
         """CUDA architectures to compile for; empty for nvcc's default."""
         return []
-
-    def has_function(
-        self, funcname: str, libraries: Iterable[str], library_dirs: Iterable[str] | None = None, verbose: bool = False
-    ) -> bool:
-        """Whether a program that calls ``funcname`` compiles and links with ``libraries`` (names without ``lib``)."""
-        from op_builder.toolchains import probes
-
-        names = text_list(libraries, f"{self.name}: the argument libraries of has_function()")
-        directories = text_list(library_dirs or (), f"{self.name}: the argument library_dirs of has_function()")
-        failure = probes.link_failure(funcname, tuple(names), tuple(directories), self.cache.memo)
-        if failure and verbose:
-            logger.warning("%s: no function %s in %s: %s", self.name, funcname, names, failure)
-        return not failure
-
-    def warning(self, msg: str) -> None:
-        """Log a warning about this op, once for each builder, and keep it as the reason that the report shows."""
-        self.error_log = str(msg)
-        if self.error_log not in self._logged:
-            self._logged.add(self.error_log)
-            logger.warning("%s: %s", self.name, msg)
-
-    def command_exists(self, cmd: str | list[str]) -> bool:
-        """Whether at least one of the commands is on PATH."""
-        commands = [cmd] if isinstance(cmd, str) else cmd
-        return any(shutil.which(command) is not None for command in commands)
-
-    def strip_empty_entries(self, args: Iterable[str]) -> list[str]:
-        """``args`` without empty strings, which compilers take for file names."""
-        return [arg for arg in args if len(arg) > 0]
-
-    def cpu_arch(self) -> str:
-        """Compiler flag for this CPU's architecture level, by name, so that the key contains it."""
-        return architecture_flag()
-
-    def simd_width(self) -> str:
-        """``-D__AVX512__``, ``-D__AVX256__`` or ``-D__SCALAR__`` for this CPU."""
-        return simd_define()
-
-    def torch_version(self) -> tuple[int, int]:
-        """(major, minor) of torch."""
-        return torch_install().release
-
-    def version_dependent_macros(self) -> list[str]:
-        """Defines that older extension sources test; all are true for torch >= 2.10."""
-        return ["-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"]
-
-    def deepspeed_src_path(self, code_path: str) -> str:
-        """The absolute path of a source, found as the names in :meth:`sources` are, or where a missing one would be."""
-        candidates = paths.places(code_path, type(self))
-        return next(filter(os.path.exists, candidates), candidates[0])
-
-    @staticmethod
-    def is_rocm_pytorch() -> bool:
-        """Whether torch is a ROCm build."""
-        return torch_install().hip is not None
-
-    @staticmethod
-    def is_sycl_enabled() -> bool:
-        """Whether torch is an XPU build."""
-        return torch_install().xpu is not None
-
-    @staticmethod
-    def installed_rocm_version() -> tuple[int, int]:
-        """(major, minor) of ROCm; (0, 0) if it is not installed."""
-        from op_builder.toolchains import probes
-
-        return probes.rocm_version()
-
-    @staticmethod
-    def get_rocm_gpu_arch() -> str:
-        """The GPU's architecture as ``gfx90a``; empty without a GPU."""
-        from op_builder.toolchains import probes
-
-        return probes.rocm_agent("Name:", r"gfx[0-9a-f]+")
-
-    @staticmethod
-    def get_rocm_wavefront_size() -> str:
-        """Threads per wavefront of the GPU, as text; ``32`` if unknown."""
-        from op_builder.toolchains import probes
-
-        return probes.rocm_agent("Wavefront Size:", r"\d+") or "32"
-
-    def get_cuda_lib64_path(self) -> str:
-        """Directory of the CUDA toolkit's libraries (ROCm's on a ROCm build)."""
-        if self.is_rocm_pytorch():
-            from torch.utils import cpp_extension
-
-            return os.path.join(cpp_extension.ROCM_HOME or "/opt/rocm", "lib")
-        from op_builder.toolchains.cuda import find_cuda
-
-        return str(find_cuda(self.cache.memo).library_dir)
-
-    def get_cuda_compile_flag(self) -> str:
-        """``-D__ENABLE_CUDA__`` if torch is a CUDA build and the op is not for the CPU, else ``-D__DISABLE_CUDA__``."""
-        if self.build_for_cpu or torch_install().cuda is None:
-            return "-D__DISABLE_CUDA__"
-        return "-D__ENABLE_CUDA__"
-
-    def hipify_extension(self) -> None:
-        """On a ROCm build, translate the CUDA sources in their directories; otherwise do nothing.
-
-        Never run on ROCm hardware by this project.
-        """
-        if not self.is_rocm_pytorch():
-            return
-        from torch.utils.hipify import hipify_python
-
-        plan = self.plan()
-        files = [source.path for source in plan.sources if source.text is None]
-        root = os.path.commonpath([str(path.parent) for path in files])
-        hipify_python.hipify(
-            project_directory=root,
-            output_directory=root,
-            header_include_dirs=[str(path) for path in plan.include_dirs],
-            extra_files=[str(path) for path in files],
-            is_pytorch_extension=True,
-            hipify_extra_files_only=True,
-        )
-
-    def sycl_extension(self) -> None:  # noqa: B027
-        """Hook for existing builders with SYCL sources; ``builder()`` needs no preparation."""
 
 
 class CPUOpBuilder(OpBuilder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from op_builder.builder.base import OpBuilder, planned_facts
 from op_builder.cache.machine import ThisMachine
@@ -45,11 +45,7 @@ class CUDAOpBuilder(OpBuilder):
         return ccs
 
     def cuda_archs(self) -> list[str]:
-        return [] if self.names_own_archs() else self._target_archs()
-
-    def names_own_archs(self) -> bool:
-        """Whether :meth:`nvcc_args` contains architecture flags, which replace the computed ones."""
-        return any(_ARCH_FLAG.match(flag) for flag in self.nvcc_args())
+        return [] if names_archs(self.nvcc_args()) else self._target_archs()
 
     def compute_capability_args(self, cross_compile_archs: str | None = None) -> list[str]:
         """``-gencode`` flags for the target architectures; also sets ``enable_bf16``.
@@ -81,6 +77,11 @@ class CUDAOpBuilder(OpBuilder):
         kept = _filtered_archs(self.name, self.filter_ccs, archs)
         self.enable_bf16 = all_have_bf16(kept, ())
         return kept
+
+
+def names_archs(nvcc_flags: Iterable[str]) -> bool:
+    """Whether flags for nvcc name architectures, which replace the computed ones."""
+    return any(map(_ARCH_FLAG.match, nvcc_flags))
 
 
 Filter = Callable[[list[str]], Sequence[str | Sequence[str]]]

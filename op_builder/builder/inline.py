@@ -1,4 +1,4 @@
-"""``load_inline``: an op from C++ and CUDA text, for tests and notebooks; and builders of given files and texts."""
+"""``load_inline``: an op from C++ and CUDA text, for tests and notebooks; and the spec of given files and texts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from op_builder.builder.base import OpBuilder
-from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.builder.recipe_of import SplitFlags, flag_list
+from op_builder.builder.base import log_steps
+from op_builder.builder.cuda import names_archs, planned_archs
+from op_builder.builder.recipe_of import flag_list
+from op_builder.cache.store import Cache
+from op_builder.engine.checks import build_checks
 from op_builder.errors import ArgumentError
-from op_builder.plan import Binding
-from op_builder.recipe import check_op_name, text_list
+from op_builder.load.load import load
+from op_builder.plan import Binding, BuildPlan, PlanFacts
+from op_builder.recipe import Recipe, check_op_name, normalized, plan_of, text_list
+from op_builder.spec import OpSpec
+from op_builder.system.outcomes import checked
+from op_builder.toolchains.checks import torch_cuda_check
 from op_builder.toolchains.sycl_texts import raw_literal
 
 _CXX_HEADER = "#include <torch/extension.h>\n"
@@ -30,54 +36,24 @@ _BINDING = re.compile(r"module|library|register|dispatcher|accel_op_|pyinit_|pym
 _UNKNOWN_INCLUDE = re.compile(r"^\s*#\s*include(?!\s*<(?:(?:torch|ATen|c10)/[^>]*|\w+|cuda\w*\.h)>)", re.MULTILINE)
 
 
-class GivenBuilder(OpBuilder):
-    """An op of given C++ texts and files.
+def recipe_spec(recipe: Recipe) -> OpSpec:
+    """The spec of an op of given texts and files. CUDA sources get architectures unless flags name them."""
+    has_archs = not recipe.uses_cuda or names_archs(recipe.nvcc_flags)
 
-    Args:
-        texts: content by file name.
-        files: absolute paths of sources.
-    """
+    def plan(facts: PlanFacts) -> BuildPlan:
+        archs = () if has_archs else planned_archs(recipe.op, lambda requested: requested, facts)
+        return plan_of(normalized(recipe._replace(cuda_archs=tuple(archs))), facts)
 
-    def __init__(
-        self,
-        name: str,
-        texts: dict[str, str],
-        *,
-        binding: Binding = Binding.TORCH,
-        cxx_flags: Sequence[str] = (),
-        cuda_flags: Sequence[str] = (),
-        link_flags: Sequence[str] = (),
-        include_dirs: Sequence[str] = (),
-        files: Sequence[str] = (),
-    ) -> None:
-        super().__init__(name)
-        self.BINDING = binding  # type: ignore[misc]
-        self.texts = texts
-        self.files = list(files)
-        self.flags = {"c++": SplitFlags(cxx_flags), "nvcc": SplitFlags(cuda_flags), "link": SplitFlags(link_flags)}
-        self.include_dirs = list(include_dirs)
-
-    def sources(self) -> list[str]:
-        return self.files
-
-    def source_texts(self) -> dict[str, str]:
-        return self.texts
-
-    def include_paths(self) -> list[str]:
-        return self.include_dirs
-
-    def cxx_args(self) -> list[str]:
-        return self.flags["c++"]
-
-    def nvcc_args(self) -> list[str]:
-        return self.flags["nvcc"]
-
-    def extra_ldflags(self) -> list[str]:
-        return self.flags["link"]
-
-
-class GivenCUDABuilder(GivenBuilder, CUDAOpBuilder):
-    """An op of given CUDA texts and files, with or without C++."""
+    return OpSpec(
+        recipe.op,
+        plan,
+        build_checks=lambda cache, make_plan: build_checks(
+            make_plan, cache, recipe.op, has_device_checks=recipe.uses_cuda
+        ),
+        load_checks=lambda _: [checked("CUDA device", torch_cuda_check)] if recipe.uses_cuda else [],
+        binding=recipe.binding,
+        device="cuda" if recipe.uses_cuda else "",
+    )
 
 
 def load_inline(
@@ -147,18 +123,19 @@ def load_inline(
     if is_stable and cuda_file in texts:
         texts[cuda_file] = _CUDA_RUNTIME + texts[cuda_file]
     include_dirs = text_list(extra_include_paths, "load_inline: extra_include_paths")
-    builder = (GivenCUDABuilder if cuda_file in texts else GivenBuilder)(
+    recipe = Recipe(
         name,
+        binding,
+        (),
         texts,
-        binding=binding,
-        cxx_flags=flag_list(extra_cflags, "load_inline: extra_cflags"),
-        cuda_flags=flag_list(extra_cuda_cflags, "load_inline: extra_cuda_cflags"),
-        link_flags=flag_list(extra_ldflags, "load_inline: extra_ldflags"),
-        include_dirs=[*(str(Path(path).absolute()) for path in include_dirs), *(["csrc"] if is_stable else [])],
+        include_dirs=(*(str(Path(path).absolute()) for path in include_dirs), *(["csrc"] if is_stable else [])),
+        cxx_flags=tuple(flag_list(extra_cflags, "load_inline: extra_cflags")),
+        nvcc_flags=tuple(flag_list(extra_cuda_cflags, "load_inline: extra_cuda_cflags")),
+        link_flags=tuple(flag_list(extra_ldflags, "load_inline: extra_ldflags")),
     )
     if functions is None and binding is not Binding.LIBRARY:
         require_binding(texts)
-    return builder.load(verbose)
+    return load(recipe_spec(recipe), Cache(), log_steps(name, verbose))
 
 
 def require_binding(texts: Mapping[str, str]) -> None:

@@ -71,14 +71,8 @@ def _library_flag(entry: str) -> str:
     return entry if entry.startswith("-") or "/" in entry else f"-l{entry}"
 
 
-class SplitFlags(list[str]):
-    """Flags that are one word each, even with blanks; :func:`flag_list` does not split them."""
-
-
 def flag_list(items: object, where: str) -> list[str]:
     """:func:`text_list`, where a string with several flags is split, as torch's extensions do."""
-    if isinstance(items, SplitFlags):
-        return text_list(items, where)
     return [word for text in text_list(items, where) for word in _words(text)]
 
 

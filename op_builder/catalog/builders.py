@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,9 +10,10 @@ from op_builder.builder.base import CPUOpBuilder, OpBuilder
 from op_builder.plan import Binding, BuildPlan, PlanFacts
 from op_builder.recipe import Recipe
 from op_builder.spec import OpFamily, OpSpec, unavailable_spec
-from op_builder.system.outcomes import Failed, Rejection
+from op_builder.system.outcomes import Rejection
 
 if TYPE_CHECKING:
+    from op_builder.cache.store import Cache
     from op_builder.system.outcomes import CheckOutcome
 
 
@@ -43,9 +45,6 @@ class DeclaredBuilder(OpBuilder):
         if self.SPEC.open_libraries is not None:
             self.SPEC.open_libraries(self.cache)
 
-    def build_checks(self) -> list[CheckOutcome]:
-        return self.SPEC.build_checks(self.cache, self.plan)
-
     def load_checks(self) -> list[CheckOutcome]:
         return self.SPEC.load_checks(self.cache)
 
@@ -68,6 +67,10 @@ class DeclaredBuilder(OpBuilder):
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
         return self.SPEC.plan(facts) if self._is_declared else super().plan_for(facts)
 
+    def plan_checks(self, cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+        has_own_sources = self.SPEC.recipe is None and bool(self.sources() or self.source_texts())
+        return (super().plan_checks if has_own_sources else self.SPEC.build_checks)(cache, make_plan)
+
     @property
     def _recipe(self) -> Recipe:
         return self.SPEC.recipe or Recipe(self.NAME, self.BINDING, ())
@@ -88,12 +91,6 @@ class UnavailableOpBuilder(DeclaredBuilder):
     ``load()``, ``plan()`` and ``builder()`` raise an IncompatibleOpError with the reason and the remedy. The spec's
     owner is the class that cannot be instantiated.
     """
-
-    def build_checks(self) -> list[CheckOutcome]:
-        return [Failed("implementation", self.SPEC.unavailable)] if self.SPEC.unavailable is not None else []
-
-    def check(self) -> list[CheckOutcome]:
-        return self.build_checks()
 
 
 def declared_builder(family: OpFamily, kernels: str, base: type[DeclaredBuilder]) -> type[OpBuilder]:

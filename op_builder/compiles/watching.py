@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from op_builder import env
-from op_builder.compiles import hooks
+from op_builder.compiles import hooks, recorder, render
+from op_builder.compiles.ledger_rows import Reader, Start
 from op_builder.errors import ArgumentError, CompilerRefused
 from op_builder.system.ledger import REFUSED_REMEDY, mode_and_file
-
-if TYPE_CHECKING:
-    from op_builder.compiles.ledger_rows import Start
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +44,10 @@ class Ledger:
 
     def remove(self) -> None:
         """Remove its file."""
-        from op_builder.compiles.recorder import remove_ledger
-
-        remove_ledger(self.file)
+        recorder.remove_ledger(self.file)
 
     def starts(self) -> list[Start]:
         """All compilers by time, those included that only preprocessed or answered a question."""
-        from op_builder.compiles.ledger_rows import Reader
-
         if self._last is not None:
             return self._last
         reader = Reader(self.file)
@@ -66,15 +60,11 @@ class Ledger:
 
     def table(self) -> str:
         """For people."""
-        from op_builder.compiles.render import table
-
-        return table(self.starts(), self.since)
+        return render.table(self.starts(), self.since)
 
     def as_dict(self) -> dict[str, Any]:
         """For programs; docs/what_compiles.md explains it."""
-        from op_builder.compiles.render import as_dict
-
-        return as_dict(self.starts(), self.since)
+        return render.as_dict(self.starts(), self.since)
 
     def write_json(self, file: str | os.PathLike[str], **facts: object) -> None:
         """Write :meth:`as_dict` and ``facts`` to a file."""
@@ -82,9 +72,6 @@ class Ledger:
 
     def follow(self, ended: threading.Event, note: Callable[[str], None]) -> None:
         """Call ``note`` with one line for each compiler that compiles, soon after its start, until ``ended`` is set."""
-        from op_builder.compiles.ledger_rows import Reader
-        from op_builder.compiles.render import line
-
         reader, noted = Reader(self.file), set()
         is_last = is_early = False
         while not is_last:
@@ -99,13 +86,11 @@ class Ledger:
                     is_early = True  # the compiler itself may not have noted its start yet
                 elif (start.process, start.started) not in noted:
                     noted.add((start.process, start.started))
-                    note(line(start))
+                    note(render.line(start))
 
 
 def new_ledger() -> Ledger:
     """An empty one, for :func:`watched` and ``accel-ops run``."""
-    from op_builder.compiles import recorder
-
     return Ledger(recorder.new_ledger(), time.monotonic())
 
 
@@ -183,7 +168,5 @@ def watched(mode: str = "report") -> Iterator[Ledger]:
 def _require_none_refused(ledger: Ledger, mode: str, cause: Exception | None) -> None:
     refused = [start for start in ledger.starts() if start.is_refused] if mode == "raise" else []
     if refused:
-        from op_builder.compiles.render import line
-
-        message = f"Compilers that were refused: {len(refused)}. The first: {line(refused[0])}."
+        message = f"Compilers that were refused: {len(refused)}. The first: {render.line(refused[0])}."
         raise CompilerRefused(message, REFUSED_REMEDY) from cause

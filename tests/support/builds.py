@@ -13,6 +13,7 @@ from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, Candidate, resolve
 from op_builder.prebuild.batch import OpResult, build_all
 from op_builder.report.collect import OpRow, explain, op_row
+from op_builder.spec import OpSpec
 from op_builder.system.outcomes import unavailable
 
 
@@ -21,8 +22,12 @@ def lookup(builder: OpBuilder) -> Lookup:
 
 
 def compile_op(builder: OpBuilder, options: BuildOptions | None = None) -> Entry:
-    found = lookup(builder)
-    return build(found.plan, found.key, found.require_toolset(), found.cache, options)
+    return compile_spec(builder.spec(), builder.cache, options)
+
+
+def compile_spec(spec: OpSpec, cache: Cache, options: BuildOptions | None = None) -> Entry:
+    found = Lookup(spec, cache)
+    return build(found.plan, found.key, found.require_toolset(), cache, options)
 
 
 def find_cached(builder: OpBuilder) -> Entry | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,32 @@ class SmallBuilder(OpBuilder):
 
     def extra_ldflags(self) -> list[str]:
         return self.link
+
+
+class TextBuilder(OpBuilder):
+    """An op of texts."""
+
+    def __init__(
+        self, name: str, texts: dict[str, str], cache: Cache | None = None, *, include_dirs: Sequence[str] = ()
+    ) -> None:
+        super().__init__(name)
+        if cache is not None:
+            self.cache = cache  # type: ignore[misc]
+        self.texts = texts
+        self.include_dirs = list(include_dirs)
+        self.flags: list[str] = []
+
+    def sources(self) -> list[str]:
+        return []
+
+    def source_texts(self) -> dict[str, str]:
+        return self.texts
+
+    def include_paths(self) -> list[str]:
+        return self.include_dirs
+
+    def cxx_args(self) -> list[str]:
+        return self.flags
 
 
 class TorchBuilder(SmallBuilder):

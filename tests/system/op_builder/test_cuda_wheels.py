@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from op_builder import env
-from op_builder.builder.inline import GivenCUDABuilder
+from op_builder import Binding, env
+from op_builder.builder.inline import recipe_spec
 from op_builder.cache.store import Cache
 from op_builder.cuda import FusedLionBuilder
+from op_builder.recipe import Recipe
 from op_builder.toolchains.cuda import find_cuda
-from tests.support.builds import compile_op
+from tests.support.builds import compile_spec
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,8 +49,8 @@ def test_ops_compile_and_link(wheels: Path, tmp_path: Path, monkeypatch: pytest.
     with env.scope(PATH="/usr/bin:/bin", CUDA_HOME=None, CUDA_PATH=None, TORCH_CUDA_ARCH_LIST="9.0"):
         assert find_cuda(cache.memo).home == (wheels / "nvidia" / "cu13").resolve()
         # The second has headers of three wheels, and a binding on torch's C++ API.
-        texts, flags = {"turn.cu": KERNEL, "module.cpp": MODULE}, ["-U__CUDA_NO_HALF_OPERATORS__"]
-        for builder in (FusedLionBuilder(), GivenCUDABuilder("turn", texts, cuda_flags=flags)):
-            builder.cache = cache  # type: ignore[misc]
-            entry = compile_op(builder)
+        texts, flags = {"turn.cu": KERNEL, "module.cpp": MODULE}, ("-U__CUDA_NO_HALF_OPERATORS__",)
+        turn = Recipe("turn", Binding.TORCH, (), texts, nvcc_flags=flags)
+        for spec in (FusedLionBuilder().spec(), recipe_spec(turn)):
+            entry = compile_spec(spec, cache)
             assert b"-arch sm_90" in entry.artifact.read_bytes()

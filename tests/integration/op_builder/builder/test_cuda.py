@@ -15,6 +15,7 @@ from torch.utils import cpp_extension
 
 from op_builder import CUDAOpBuilder, env
 from op_builder.builder import assert_no_cuda_mismatch, get_default_compute_capabilities, installed_cuda_version
+from op_builder.builder.cuda import names_archs
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import CUDAMismatchException, IncompatibleOpError, LoadError, MissingCUDAException
 from op_builder.system.outcomes import failures
@@ -231,7 +232,7 @@ def test_architecture_flags_of_the_builder_stand_alone(
     increment: IncrementBuilder, flags: list[str], own: bool
 ) -> None:
     increment.kernel_flags = flags
-    assert increment.names_own_archs() is own
+    assert names_archs(increment.nvcc_args()) is own
     assert increment.plan().cuda_archs == (() if own else ("9.0",))
 
 
@@ -275,4 +276,4 @@ def test_cuda_sources_of_a_builder_for_the_cpu_need_a_torch_with_cuda(
     builder.files = names
     for name in names:
         (tmp_path / name).touch()
-    assert [check.name for check in failures(builder.build_checks())] == failing
+    assert [check.name for check in failures(builder.check())] == failing

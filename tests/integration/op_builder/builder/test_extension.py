@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder.builder.inline import GivenBuilder
 from op_builder.plan import ENTRY_POINT
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import output_of, write_package
-from tests.support.small_ops import STABLE_SOURCE, SmallBuilder
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, TextBuilder
 
 
 def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +28,7 @@ def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monk
 
 def test_a_text_becomes_a_file_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (name,) = GivenBuilder("given", {"given.cpp": "int x;"}).builder().sources
+    (name,) = TextBuilder("given", {"given.cpp": "int x;"}).builder().sources
     assert Path(name).read_text() == "int x;"
     assert not Path(name).is_absolute()
 

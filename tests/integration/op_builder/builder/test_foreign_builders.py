@@ -16,12 +16,11 @@ import pytest
 import torch
 
 from op_builder.builder.base import OpBuilder
-from op_builder.builder.inline import GivenBuilder
 from op_builder.errors import IncompatibleOpError, LoadError
 from tests.support.builds import row_of
 from tests.support.compilers import needs_gxx, shared_library
 from tests.support.foreign_package import importable, load_module, output_of, write_package
-from tests.support.small_ops import MODULE
+from tests.support.small_ops import MODULE, TextBuilder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -275,9 +274,9 @@ def test_a_function_that_links_is_found_also_in_a_named_directory(vendor: Any, t
 # What builder classes written for DeepSpeed do that others do not -------------------------------------
 
 
-def answer(declaration: str = "", value: str = "42", include_dirs: Sequence[str] = ()) -> GivenBuilder:
+def answer(declaration: str = "", value: str = "42", include_dirs: Sequence[str] = ()) -> TextBuilder:
     text = f"{declaration}\n#define VALUE {value}\n{MODULE}"
-    return GivenBuilder("answer", {"answer.cpp": text}, include_dirs=include_dirs)
+    return TextBuilder("answer", {"answer.cpp": text}, include_dirs=include_dirs)
 
 
 def test_an_include_directory_that_does_not_exist_is_ignored_and_reported(tmp_path: Path) -> None:
@@ -290,7 +289,7 @@ def test_an_include_directory_that_does_not_exist_is_ignored_and_reported(tmp_pa
 
 
 def test_the_path_of_a_missing_source_is_where_it_would_be() -> None:
-    builder = type("HereBuilder", (GivenBuilder,), {"__module__": __name__})("here", {})
+    builder = type("HereBuilder", (TextBuilder,), {"__module__": __name__})("here", {})
     assert builder.deepspeed_src_path("absent.cpp") == str(Path(__file__).parent / "absent.cpp")
     assert builder.deepspeed_src_path("/absent.cpp") == "/absent.cpp"
     assert builder.deepspeed_src_path(Path(__file__).name) == __file__

@@ -12,11 +12,11 @@ import torch
 
 import op_builder
 from op_builder import Binding, env
-from op_builder.builder.inline import GivenBuilder, load_inline
+from op_builder.builder.inline import load_inline
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
 from tests.support.compilers import needs_gxx, program
 from tests.support.foreign_package import ROOT, output_of
-from tests.support.small_ops import MODULE
+from tests.support.small_ops import MODULE, TextBuilder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -95,7 +95,7 @@ def test_without_a_compiler_for_torchs_headers_nothing_is_built_and_the_remedy_w
     [("sources", "x.cpp"), ("include_paths", None), ("cxx_args", "-O2"), ("libraries_args", 1), ("source_args", "-O1")],
 )
 def test_a_builders_method_that_returns_no_list_is_named(method: str, value: object) -> None:
-    builder = GivenBuilder("wrong", {"wrong.cpp": "int x;"})
+    builder = TextBuilder("wrong", {"wrong.cpp": "int x;"})
     setattr(builder, method, lambda *_: value)
     with pytest.raises(AccelError, match=rf"{method}\(.*list of strings"):
         builder.plan()

@@ -290,7 +290,8 @@ def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
         def kernel_sources(self) -> list[str]:
             return []
 
-    (failed,) = failures(Whole(tmp_path / "op", Cache(tmp_path / "cache")).build_checks())
+    whole = Whole(tmp_path / "op", Cache(tmp_path / "cache"))
+    (failed,) = failures(whole.spec().build_checks(whole.cache, whole.plan))
     assert failed.name == "SYCL toolchain"
     assert failed.reason.startswith("icpx: ")
 

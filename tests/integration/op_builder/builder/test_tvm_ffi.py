@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from op_builder import Binding, env, load_inline
-from op_builder.builder.inline import GivenCUDABuilder, inline_texts
+from op_builder.builder.inline import inline_texts, recipe_spec
 from op_builder.cache.store import Cache
 from op_builder.errors import ArgumentError, IncompatibleOpError, LoadError
+from op_builder.load.load import load
+from op_builder.recipe import Recipe
 from op_builder.toolchains.tvm_ffi import tvm_ffi_library
-from tests.support.builds import compile_op
+from tests.support.builds import compile_spec
 from tests.support.foreign_package import ROOT, output_of
 from tests.support.small_ops import SmallBuilder
 
@@ -100,13 +102,13 @@ def test_functions_and_texts_of_load_inline(tvm_ffi: Any) -> None:  # noqa: ARG0
 def test_a_cuda_text_needs_no_cuda_build_of_torch(tvm_ffi: Any) -> None:  # noqa: ARG001
     declared = "void fill_with(tvm::ffi::TensorView x, double value);"
     texts = inline_texts("filled", declared, KERNEL, "fill_with", binding=Binding.TVM_FFI)
+    spec = recipe_spec(Recipe("filled", Binding.TVM_FFI, (), texts))
     with env.scope(TORCH_CUDA_ARCH_LIST=None if torch.cuda.is_available() else "9.0"):
-        builder = GivenCUDABuilder("filled", texts, binding=Binding.TVM_FFI)
-        entry = compile_op(builder)
+        entry = compile_spec(spec, Cache())
         assert entry.manifest.check == "loaded in a child process with libtvm_ffi.so"
         if torch.cuda.is_available():
             x = torch.empty(8, device="cuda")
-            builder.load().fill_with(x, 3.0)
+            load(spec, Cache()).fill_with(x, 3.0)
             assert x.tolist() == [3.0] * 8
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from op_builder import env
 from op_builder.build import main
-from op_builder.builder.inline import GivenBuilder
 from op_builder.cache.store import Cache, Entry
 from op_builder.engine import precompiled
 from op_builder.engine.build import BuildOptions
@@ -18,19 +17,20 @@ from op_builder.engine.commands import PRECOMPILED_DIRECTORY, build_commands
 from op_builder.errors import ToolchainError
 from tests.support.builds import compile_op, lookup
 from tests.support.compilers import program
+from tests.support.small_ops import TextBuilder
 
 TEXT = """#include <torch/extension.h>
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return 1; }); }
 """
 
 
-def text_builder(cache: Cache, *flags: str, include_dirs: Sequence[str] = ()) -> GivenBuilder:
-    builder = GivenBuilder("text", {"text.cpp": TEXT}, cxx_flags=flags, include_dirs=include_dirs)
-    builder.cache = cache  # type: ignore[misc]
+def text_builder(cache: Cache, *flags: str, include_dirs: Sequence[str] = ()) -> TextBuilder:
+    builder = TextBuilder("text", {"text.cpp": TEXT}, cache, include_dirs=include_dirs)
+    builder.flags = list(flags)
     return builder
 
 
-def offered(builder: GivenBuilder, staging: Path) -> bool:
+def offered(builder: TextBuilder, staging: Path) -> bool:
     request = lookup(builder)
     assert request.toolset is not None
     staging.mkdir()

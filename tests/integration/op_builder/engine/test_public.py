@@ -241,4 +241,4 @@ def test_a_builder_can_have_a_binding_without_torch() -> None:
     (entry,) = builder.cache.entries("value")
     manifest = entry.manifest
     assert (manifest.torch, manifest.torch_needed, manifest.python_needed) == ("", "any", "any")
-    assert "torch" not in {outcome.name for outcome in builder.build_checks()}
+    assert "torch" not in {outcome.name for outcome in builder.check()}

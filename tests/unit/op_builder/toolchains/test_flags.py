@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from op_builder.builder.inline import GivenBuilder
 from op_builder.errors import AccelError
+from op_builder.plan import Binding
+from op_builder.recipe import Recipe, normalized
 from op_builder.toolchains.flags import (
     check_words,
     checked_flags,
@@ -71,8 +72,8 @@ def test_only_older_standards_are_removed(flags: list[str], kept: list[str]) -> 
 
 def test_an_older_standard_in_a_response_file_does_not_win(tmp_path: Path) -> None:
     (tmp_path / "flags.rsp").write_text("-std=c++14 -DA")
-    builder = GivenBuilder("acme", {"a.cpp": "int x;"}, cxx_flags=[f"@{tmp_path / 'flags.rsp'}"])
-    flags = builder.plan().cxx_flags
+    recipe = Recipe("acme", Binding.TORCH, (), {"a.cpp": "int x;"}, cxx_flags=(f"@{tmp_path / 'flags.rsp'}",))
+    flags = normalized(recipe).cxx_flags
     assert "-DA" in flags
     assert "-std=c++14" not in flags
 
