@@ -90,11 +90,13 @@ def load_inline(
         extra_cflags, extra_cuda_cflags, extra_ldflags: flags for the C++ compiler, nvcc and the linker.
         extra_include_paths: include directories, absolute or relative to the current directory.
         no_implicit_headers: add no header to the texts. By default none is added if there are no ``functions`` and
-            every C++ text itself includes Python's, pybind11's or the Stable ABI's headers.
+            every C++ text itself includes Python's, pybind11's or the Stable ABI's headers, nor for ``Binding.STABLE``,
+            ``PYTHON`` and ``C``.
         verbose: log each step at level INFO instead of DEBUG.
 
     Returns:
-        the result of ``OpBuilder.load()``: a Python module, ``torch.ops.<namespace>`` or a ``tvm_ffi.Module``.
+        the result of ``OpBuilder.load()``: a Python module, ``torch.ops.<namespace>``, a ``tvm_ffi.Module`` or a
+        ``ctypes.CDLL``.
 
     Raises:
         ArgumentError: an argument has a wrong type or value, or there is no text.
@@ -110,13 +112,14 @@ def load_inline(
     if not isinstance(binding, Binding):
         raise ArgumentError(f"load_inline: binding is {binding!r}.", f"Use one of {', '.join(map(str, Binding))}.")
     is_stable = binding is Binding.STABLE
-    if is_stable and functions is not None:
+    binds_itself = binding in (Binding.STABLE, Binding.PYTHON, Binding.C)
+    if functions is not None and binds_itself:
         raise ArgumentError(
-            "load_inline: functions cannot be bound with binding=Binding.STABLE.",
-            "Define the ops in the text with ACCEL_OP_LIBRARY, or use Binding.TORCH.",
+            f"load_inline: functions cannot be bound with binding={binding}.",
+            "Define them in the text (ACCEL_OP_LIBRARY for Binding.STABLE), or use Binding.TORCH.",
         )
     if no_implicit_headers is None:
-        no_implicit_headers = is_stable or (functions is None and _is_light(cpp_sources))
+        no_implicit_headers = binds_itself or (functions is None and _is_light(cpp_sources))
     has_headers = not no_implicit_headers
     texts = inline_texts(name, cpp_sources, cuda_sources, functions, binding=binding, has_headers=has_headers)
     cuda_file = f"{name}.cu"
@@ -133,7 +136,7 @@ def load_inline(
         nvcc_flags=tuple(flag_list(extra_cuda_cflags, "load_inline: extra_cuda_cflags")),
         link_flags=tuple(flag_list(extra_ldflags, "load_inline: extra_ldflags")),
     )
-    if functions is None and binding is not Binding.LIBRARY:
+    if functions is None and binding not in (Binding.LIBRARY, Binding.C):
         require_binding(texts)
     return load(recipe_spec(recipe), Cache(), log_steps(name, verbose))
 

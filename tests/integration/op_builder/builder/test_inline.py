@@ -13,7 +13,7 @@ import torch
 import op_builder
 from op_builder import Binding, env
 from op_builder.builder.inline import load_inline
-from op_builder.errors import AccelError, CompileError, IncompatibleOpError
+from op_builder.errors import AccelError, ArgumentError, CompileError, IncompatibleOpError
 from tests.support.compilers import needs_gxx, program
 from tests.support.foreign_package import ROOT, output_of
 from tests.support.small_ops import MODULE, TextBuilder
@@ -50,13 +50,21 @@ def test_own_headers_are_found_from_the_current_directory(tmp_path: Path, monkey
     assert load_inline("headed", text, extra_include_paths=["include"]).value() == 12
 
 
+def test_a_c_library_gets_no_headers_and_needs_no_binding() -> None:
+    assert load_inline("seven", 'extern "C" int seven() { return 7; }', binding=Binding.C).seven() == 7
+
+
+@pytest.mark.parametrize("binding", [Binding.STABLE, Binding.PYTHON, Binding.C])
+def test_functions_are_bound_only_for_torch_and_tvm_ffi(binding: Binding) -> None:
+    with pytest.raises(ArgumentError, match="functions cannot be bound"):
+        load_inline("seven", "int seven() { return 7; }", functions="seven", binding=binding)
+
+
 def test_a_stable_library_with_a_namespace_of_its_own() -> None:
     page = (ROOT / "docs" / "extending.md").read_text()
     example = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     op = load_inline("pasted", example, binding=Binding.STABLE)
     assert torch.equal(op.twice(torch.ones(3)), torch.full((3,), 2.0))
-    with pytest.raises(AccelError, match="functions cannot be bound"):
-        load_inline("pasted", example, functions="twice", binding=Binding.STABLE)
 
 
 @pytest.mark.parametrize(
