@@ -105,7 +105,8 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
 
 
 def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
-    """What works and what does not: ``working`` (names of ops) and ``rejected`` (``name``, ``reason``, ``remedy``).
+    """What works and what does not: ``working`` and ``unavailable`` (names of ops; the latter are for other devices),
+    and ``rejected`` (``name``, ``reason``, ``remedy``).
 
     Args:
         ops: only these; empty for every op of the device, and facts about the machine.
@@ -113,11 +114,9 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         UnknownOpError: an op does not exist.
     """
-    if ops:
-        specs = [find_op(name) for name in ops]
-    else:
-        specs = [spec for spec in all_specs(_accelerator()[1]) if spec.unavailable is None]
-    rows = [op_row(spec) for spec in specs]
+    specs = [find_op(name) for name in ops] if ops else all_specs(_accelerator()[1])
+    unavailable = [] if ops else [spec.name for spec in specs if spec.unavailable is not None]
+    rows = [op_row(spec) for spec in specs if spec.name not in unavailable]
     error = accelerator_error()
     rejected = [] if error is None else [{"name": "accelerator", "reason": error.message, "remedy": error.remedy}]
     rejected += [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
@@ -128,7 +127,7 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
             for name, part in parts.items()
             if "error" in part
         ]
-    return {"working": [row.name for row in rows if row.compatible], "rejected": rejected}
+    return {"working": [row.name for row in rows if row.compatible], "unavailable": unavailable, "rejected": rejected}
 
 
 def find_op(name: str, package: str | None = None) -> OpSpec:

@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     else:
         working, rejected = found["working"], found["rejected"]
         print(f"Working: {', '.join(working) or 'no op'}.")
+        if found["unavailable"]:
+            print(f"Only for other devices: {', '.join(found['unavailable'])}.")
         for one in rejected:
             print(f"\n{one['name']}: {one['reason']}")
             if one["remedy"]:
