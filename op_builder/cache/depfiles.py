@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from op_builder.cache.key import Header, Roots, SystemHeaders, unlisted
@@ -63,6 +64,9 @@ def read_headers(
         found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
         listed |= set(filter(os.path.isfile, found))
     looked_up, empty = _lookups(texts, orders)
+    # GCC reads x.h.gch instead of x.h, and lists neither.
+    precompiled = [f"{name}.gch" for name in texts if os.path.isabs(name) and name not in sources]
+    empty += [name for name in precompiled if name not in looked_up]
     own = {name for name in listed | looked_up if roots.name(name)[0]}
     beside = set(map(os.path.dirname, sources))  # for #include "..." by a macro
     empty += _earlier(own, [[directory, *order] for directory in beside for order in orders])
@@ -72,6 +76,7 @@ def read_headers(
     if linked is not None and linked.exists():
         opened = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_library(name)}
         missing |= set(_other_libraries(opened, named_directories(flags)))
+        unclear += [f"the members of {os.path.basename(name)}" for name in opened if _is_thin_archive(name)]
         found = set(filter(_is_linked_in, opened))
         places |= {name: roots.below_root(name) for name in found}
     headers = {("", what): unlisted(what) for what in unclear}
@@ -124,7 +129,8 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
 
 
 def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str], list[str]]:
-    """Files that the op's files look up by ``__has_include``, and the paths where no file was found.
+    """Files that the op's files look up by ``__has_include``, precompiled headers of those that they include, and the
+    paths where no file was found.
 
     A file created there later would be found instead, also one next to a file with ``#include "..."``.
     """
@@ -134,6 +140,8 @@ def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str]
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
             own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
+            places = (os.path.join(directory, f"{name}.gch") for directory in {*own, *chain.from_iterable(orders)})
+            found.update(os.path.normpath(place) for place in places if directive and os.path.isfile(place))
             for directories in [[]] if directive else orders:
                 for directory in (*own, *directories):
                     place = os.path.normpath(os.path.join(directory, name))
@@ -194,6 +202,7 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 # The C library's start files do not count: they are linked into every binary alike.
 _START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
 _ELF_TYPE = slice(16, 18)
+_THIN = b"!<thin>\n"
 
 
 def _is_library(name: str) -> bool:
@@ -213,17 +222,27 @@ def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[
             yield from (place for place in (f"{each}/{other}" for each in places) if not os.path.exists(place))
 
 
+def _start_of(name: str, size: int) -> bytes:
+    """The first bytes of a file; empty if it cannot be read."""
+    try:
+        with open(name, "rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
 def _is_linked_in(name: str) -> bool:
     """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
 
     A file named ``.so`` may be a linker script.
     """
-    try:
-        with open(name, "rb") as file:
-            start = file.read(_ELF_TYPE.stop)
-    except OSError:
-        return False
-    return not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
+    start = _start_of(name, _ELF_TYPE.stop)
+    return bool(start) and not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
+
+
+def _is_thin_archive(name: str) -> bool:
+    """Whether it is an archive that only names its members, which no tool lists."""
+    return name.endswith(".a") and _start_of(name, len(_THIN)) == _THIN
 
 
 def parse_linked(content: bytes) -> list[str]:

@@ -4,8 +4,9 @@ A record is a JSON object in ASCII. Its last member is a checksum of everything 
 check of each member, so that it gets values of the expected types and bounds, or a :class:`RecordError`.
 
 A :class:`Memo` keeps records of facts that cost a subprocess or much hashing to find. A fact is valid as long as the
-files that it depends on keep their size and modification time. A memo only saves time: if it is missing, damaged or not
-writable, the fact is computed again. Of processes that lack the same fact, one computes it while the others wait.
+files that it depends on keep size and modification time, and small ones their content. A memo only saves time: if it
+is missing, damaged or not writable, the fact is computed again. Of processes that lack the same fact, one computes it
+while the others wait.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ Schema = Mapping[str, Any]
 """For each member its check; for one that is an object with fixed members, their schema."""
 
 _MOST_BYTES = 16 << 20
+_SMALL_BYTES = 1 << 16
 # Within the object, lines begin with blanks.
 _CHECKSUM = ',\n"checksum": "'
 _DIGITS = "0123456789"
@@ -344,12 +346,20 @@ class Memo:
 
 
 def _status(path: str) -> list[int]:
-    """``[size, mtime_ns]`` of a file, empty where it is missing."""
+    """``[size, mtime_ns]`` of a file, for a small one also a digest of its content; empty where it is missing.
+
+    Some tools set all times alike, or keep the old one. What else a status has differs between hosts with equal files,
+    which would take turns to replace a memo that they share.
+    """
     try:
         status = os.stat(path)
+        if status.st_size > _SMALL_BYTES or not stat.S_ISREG(status.st_mode):
+            return [status.st_size, status.st_mtime_ns]
+        with open(path, "rb") as file:
+            digest = hashlib.sha256(file.read()).digest()
     except (OSError, ValueError):  # no file has a name that this locale cannot encode
         return []
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, int.from_bytes(digest[:7], "big")]
 
 
 def _is_current(entry: dict[str, Any]) -> bool:

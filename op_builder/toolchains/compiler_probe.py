@@ -22,7 +22,8 @@ from op_builder.system.file_contents import file_status
 from op_builder.system.process import run
 from op_builder.toolchains.flags import contents_of
 
-_SCRIPT_BYTES = 1 << 16
+_START_BYTES = 1 << 16
+_SCRIPT_BYTES = 1 << 20
 _MOST_FILES = 100
 _MOST_ROUNDS = 3
 _DIGEST_DIGITS = 16
@@ -34,6 +35,7 @@ _WRITTEN = re.compile(
     rf"(?:(?<![=-])>[>|&]?|\btee\b(?:\s+-\w+)*)[\s\"',]*({_PATH})|({_PATH})[\"']\s*,\s*(?:mode\s*=\s*)?[\"'][awx]"
 )
 _OWN_FILE = r"\"?(?:\$0|\$\{?BASH_SOURCE(?:\[0\]\})?|\$\((?:readlink -f|realpath)[^)]*\))\"?"
+_HOME = re.compile(r"(?<![\w/~])~(?=/)")
 _OWN_DIRECTORY = re.compile(rf"\$\(\s*dirname\s+(?:--\s+)?{_OWN_FILE}\s*\)|\$\{{0%/\*\}}")
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]+)", re.MULTILINE)
 # $NAME, ${NAME}, ${NAME:-default}
@@ -168,6 +170,7 @@ def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
         variables.update(_NAME.findall(text))
         written = {name for names in _WRITTEN.findall(expanded) for name in names}
         data |= {name for name in absolute if name not in written and _is_data(name)}
+        data.update(_beside(program, text))
     read = dict.fromkeys(name for name in (*files, *sorted(data)[:_MOST_FILES]) if not _is_program(name))
     run_or_unwritten = [*filter(_is_program, files), *_unwritten(programs, list(read))]
     return run_or_unwritten, sorted(variables - _OF_THE_USER)
@@ -176,6 +179,7 @@ def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
 def _expanded(program: str, text: str) -> str:
     """The text of a script with the values of variables that it sets or gets, and of its own directory."""
     text = _OWN_DIRECTORY.sub(lambda _: os.path.dirname(program), text)
+    text = _HOME.sub(lambda _: os.path.expanduser("~"), text)
     values = dict(_ASSIGNED.findall(text))
     for _ in range(_MOST_ROUNDS):
         text = _VARIABLE.sub(
@@ -217,19 +221,32 @@ def _sourced(program: str, text: str) -> Iterator[str]:
     directory = os.path.dirname(os.path.realpath(program))
     for name in (name for rest in _READ.findall(text) for name in _FILE.findall(_EXPANDED.sub("", rest))):
         # "$here/flags.sh" leaves /flags.sh.
-        for place in (name, f"{directory}/{name}", f"{directory}/{name}.py", f"{directory}/{name}.pm"):
+        module = name.replace(".", "/")
+        for place in (name, f"{directory}/{name}", f"{directory}/{module}.py", f"{directory}/{name}.pm"):
             if os.path.isabs(place) and os.path.isfile(place):
                 yield os.path.normpath(place)
 
 
+def _beside(program: str, text: str) -> Iterator[str]:
+    """The data in a script's own directory whose names are words of the script, however it finds the directory."""
+    directory = os.path.dirname(os.path.realpath(program))
+    for name in dict.fromkeys(_FILE.findall(_EXPANDED.sub("", text))):
+        place = os.path.normpath(f"{directory}/{name}")
+        if os.path.isfile(place) and _is_data(place):
+            yield place
+
+
 def _script(path: str) -> str:
-    """The start of a text; empty for a binary or a file that cannot be read."""
+    """The start of a text; of a script that ends with data, the text; empty for a binary or what cannot be read."""
     try:
         with open(path, "rb") as file:
-            text = file.read(_SCRIPT_BYTES)
+            text = file.read(_START_BYTES)
+            if b"\0" not in text:
+                text += file.read(_SCRIPT_BYTES - len(text))
     except OSError:
         return ""
-    return "" if b"\0" in text else os.fsdecode(text)
+    script, nul, _ = text.partition(b"\0")
+    return "" if nul and not text.startswith(b"#!") else os.fsdecode(script)
 
 
 @lru_cache(maxsize=256)

@@ -297,6 +297,8 @@ def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -
         ('. "$(dirname "$0")/flags.sh"\nexec {gxx} "$@"', "SOURCED_FLAGS"),
         ('. {inner}.sh\nexec {gxx} "$@"', "SOURCED_FLAGS"),
         ('# perl: $ENV{{perl_flags}}\nexec {gxx} "$@"', "perl_flags"),
+        ("# long" * 20_000 + '\nexec {gxx} "$@" $MY_FLAGS', "MY_FLAGS"),
+        ('exec {gxx} "$@" $MY_FLAGS\nexit\n\0payload', "MY_FLAGS"),
     ],
 )
 def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text: str, variable: str) -> None:
@@ -321,6 +323,9 @@ INCLUDES_OR_READS = [
     'DATA=${{CONF}}/data.sh\nexec {gxx} "$@" $(cat "$DATA")',
     '. "$CONF/data.sh"\nexec {gxx} "$@"',
     'here=$(dirname "$0")\nread FLAGS <"$here/data.sh"\nexec {gxx} "$@" $FLAGS',
+    'here="$(cd "$(dirname "$0")" && pwd)"\nread FLAGS <"$here/data.sh"\nexec {gxx} "$@" $FLAGS',
+    'read FLAGS <~/data.sh\nexec {gxx} "$@" $FLAGS',
+    '# import package.data\nexec {gxx} "$@"',
     "exec python3 -c \"import os, sys; os.execv('{gxx}', [*sys.argv, open('{data}').read()])\" \"$@\"",
 ]
 
@@ -336,13 +341,17 @@ INCLUDES_OR_READS = [
 def test_a_file_that_a_wrapper_includes_or_reads_counts(
     small: SmallBuilder, tmp_path: Path, text: str, before: str | None
 ) -> None:
-    data = tmp_path / "bin" / ("data.py" if text.startswith("# import") else "data.sh")
-    compiler = program(data.with_name("wrapper"), text.format(gxx=require_program("g++"), data=data))
+    directory = tmp_path / "bin"
+    data = directory / (
+        "package/data.py" if "package" in text else "data.py" if text.startswith("# import") else "data.sh"
+    )
+    (directory / "package").mkdir(parents=True)
+    compiler = program(directory / "wrapper", text.format(gxx=require_program("g++"), data=data))
     keys = set()
     for value in (before, "-DVAL=22"):
         if value is not None:
             data.write_text(value)
-        keys.add(key(small, CXX=str(compiler), CONF=str(data.parent)))
+        keys.add(key(small, CXX=str(compiler), CONF=str(directory), HOME=str(directory)))
     assert len(keys) == 2
 
 
@@ -399,8 +408,9 @@ def test_variables_that_cxx_sets_count(small: SmallBuilder, tmp_path: Path) -> N
 def test_a_compiler_replaced_in_place_counts(small: SmallBuilder, tmp_path: Path) -> None:
     gxx = require_program("g++")
     keys = set()
-    for value in ("1", "22"):  # the same version, path and target
+    for value in ("1", "2"):  # the same version, path, target, size and time
         compiler = program(tmp_path / "bin" / "g++", f'exec {gxx} "$@" -DVAL={value}')
+        os.utime(compiler, (1, 1))
         keys.add(key(small, CXX=str(compiler)))
     assert len(keys) == 2
 

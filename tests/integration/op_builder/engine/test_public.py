@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import subprocess
 import threading
 from pathlib import Path
 
@@ -66,6 +67,33 @@ def test_an_edited_header_is_the_reason(root: Path, tmp_path: Path, monkeypatch:
     header.write_text("#define VALUE 40\n")
     edited = build_library(recipe, cache_root=root)
     assert (value(edited), edited.reasons) == (40, ("value.h changed",))
+
+
+def test_a_precompiled_header_of_the_user_counts(root: Path, tmp_path: Path) -> None:
+    header = tmp_path / "value.h"
+    header.write_text("#define VALUE 1\n")
+    recipe = VALUE._replace(texts={"value.c": '#include "value.h"\nint value(void) { return VALUE; }\n'})
+    recipe = recipe._replace(include_dirs=(str(tmp_path),))
+    assert value(build_library(recipe, cache_root=root)) == 1
+    for expected, reason in ((2, "value.h.gch is new"), (3, "value.h.gch changed")):
+        (tmp_path / "newer.h").write_text(f"#define VALUE {expected}\n")
+        flags = ("-fmax-errors=20", "-O2", "-fPIC")
+        subprocess.run(["g++", *flags, "-x", "c-header", "newer.h", "-o", "value.h.gch"], cwd=tmp_path, check=True)
+        built = build_library(recipe, cache_root=root)
+        assert (value(built), built.reasons) == (expected, (reason,))
+
+
+def test_the_members_of_a_thin_archive_make_each_process_build(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "member.c").write_text("int member(void) { return 1; }\n")
+    subprocess.run(["gcc", "-fPIC", "-c", "member.c"], cwd=tmp_path, check=True)
+    subprocess.run(["ar", "crT", "libmember.a", "member.o"], cwd=tmp_path, check=True)
+    texts = {"value.c": "int member(void);\nint value(void) { return member(); }\n"}
+    code = f"""
+from op_builder.engine import Binding, Recipe, build_library
+recipe = Recipe("value", Binding.C, (), {texts!r}, link_flags=({f"-L{tmp_path}"!r}, "-lmember"))
+print(build_library(recipe, cache_root={str(root)!r}).is_cached)
+"""
+    assert [output_of("-c", code) for _ in range(2)] == ["False\n", "False\n"]
 
 
 def test_the_reason_names_a_changed_source_among_those_of_one_name(root: Path, tmp_path: Path) -> None:
