@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from op_builder._version import __version__
 from op_builder.plan import Binding, BuildPlan, ForeignLibrary, PlanFacts
 from op_builder.recipe import Recipe
-from op_builder.system.outcomes import Rejection, unavailable
+from op_builder.system.outcomes import CheckOutcome, Failed, Rejection, unavailable
 
 if TYPE_CHECKING:
     from op_builder.cache.store import Cache
-    from op_builder.system.outcomes import CheckOutcome
 
 OUR_DEVICES = ("cpu", "cuda", "xpu")
 """The devices that ops have kernels for."""
@@ -51,7 +50,7 @@ class OpSpec(NamedTuple):
         summary: one line for the report.
         build_variable: the variable that requests it in a prebuild; empty if it is the usual one.
         binding: how the binary registers with Python.
-        device: ``cuda`` or ``xpu`` for an op that only this device can load; else empty.
+        device: ``cuda`` or ``xpu`` for an op that only this device's wheel contains; else empty.
     """
 
     name: str
@@ -80,7 +79,8 @@ def unavailable_spec(name: str, rejection: Rejection, owner: type | None = None)
     def plan(_: PlanFacts) -> NoReturn:
         raise unavailable(name, rejection)
 
-    return OpSpec(name, plan, owner=owner, unavailable=rejection)
+    failed: list[CheckOutcome] = [Failed("implementation", rejection)]
+    return OpSpec(name, plan, build_checks=lambda *_: failed, owner=owner, unavailable=rejection)
 
 
 class OpFamily(NamedTuple):

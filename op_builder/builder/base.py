@@ -61,8 +61,8 @@ class OpBuilder(DeepSpeedMethods, ABC):
     BINDING: ClassVar[Binding] = Binding.TORCH
     SUMMARY: ClassVar[str] = ""
 
-    # The only device that can load the op, which load_checks() then looks for.
-    _device: ClassVar[str] = ""
+    # The device whose wheel contains the op: cuda or xpu; empty for all.
+    _kernels_for: ClassVar[str] = ""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or self.NAME
@@ -223,7 +223,7 @@ class OpBuilder(DeepSpeedMethods, ABC):
             summary=self.SUMMARY,
             build_variable=self.BUILD_VAR,
             binding=self.BINDING,
-            device=self._device,
+            device=type(self)._kernels_for,
         )
 
     def recipe(self) -> Recipe:
@@ -265,7 +265,7 @@ class OpBuilder(DeepSpeedMethods, ABC):
 
         if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
             return [Passed("implementation", "its own load(), which compiles nothing")]
-        return build_checks(make_plan, cache, self.name, has_device_checks=self._device == "cuda")
+        return build_checks(make_plan, cache, self.name, has_device_checks=type(self)._kernels_for == "cuda")
 
     @computed_once
     def cache(self) -> Cache:

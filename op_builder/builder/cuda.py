@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from op_builder.builder.base import OpBuilder, planned_facts
 from op_builder.cache.machine import ThisMachine
 from op_builder.cache.store import Cache
-from op_builder.errors import AccelError, MissingCUDAException
+from op_builder.errors import MissingCUDAException
 from op_builder.plan import PlanFacts
 from op_builder.system.outcomes import CheckOutcome, checked
 from op_builder.toolchains import checks
@@ -22,7 +22,7 @@ _ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 class CUDAOpBuilder(OpBuilder):
     """An op with CUDA sources. Compiling needs a CUDA toolkit; loading needs a device and a CUDA build of torch."""
 
-    _device = "cuda"
+    _kernels_for = "cuda"
 
     def nvcc_args(self) -> list[str]:
         """Flags for nvcc, added after the common ones; ``-gencode`` flags replace the computed ones.
@@ -92,11 +92,7 @@ def planned_archs(op: str, supported: Filter, facts: PlanFacts) -> list[str]:
     """The CUDA architectures to plan an op for: those of an existing binary, else the requested or visible ones."""
     if facts.cuda_archs is not None:
         return list(facts.cuda_archs)
-    try:
-        of_toolkit = find_cuda(facts.memo).archs
-    except AccelError:  # an existing binary needs no toolkit; for a build, the checks report it
-        of_toolkit = ()
-    return _filtered_archs(op, supported, target_archs(of_toolkit, ThisMachine().cuda_capabilities))
+    return _filtered_archs(op, supported, target_archs(find_cuda(facts.memo).archs, ThisMachine().cuda_capabilities))
 
 
 def _filtered_archs(op: str, supported: Filter, archs: list[str]) -> list[str]:

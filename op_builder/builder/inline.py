@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from op_builder.builder.base import log_steps
 from op_builder.builder.cuda import names_archs, planned_archs
 from op_builder.builder.recipe_of import flag_list
 from op_builder.cache.store import Cache
-from op_builder.engine.checks import build_checks
 from op_builder.errors import ArgumentError
 from op_builder.load.load import load
 from op_builder.plan import Binding, BuildPlan, PlanFacts
 from op_builder.recipe import Recipe, check_op_name, normalized, plan_of, text_list
 from op_builder.spec import OpSpec
-from op_builder.system.outcomes import checked
+from op_builder.system.outcomes import CheckOutcome, checked
 from op_builder.toolchains.checks import torch_cuda_check
 from op_builder.toolchains.sycl_texts import raw_literal
 
@@ -44,12 +43,15 @@ def recipe_spec(recipe: Recipe) -> OpSpec:
         archs = () if has_archs else planned_archs(recipe.op, lambda requested: requested, facts)
         return plan_of(normalized(recipe._replace(cuda_archs=tuple(archs))), facts)
 
+    def build_checks(cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
+        from op_builder.engine import checks  # not for a warm load
+
+        return checks.build_checks(make_plan, cache, recipe.op, has_device_checks=recipe.uses_cuda)
+
     return OpSpec(
         recipe.op,
         plan,
-        build_checks=lambda cache, make_plan: build_checks(
-            make_plan, cache, recipe.op, has_device_checks=recipe.uses_cuda
-        ),
+        build_checks=build_checks,
         load_checks=lambda _: [checked("CUDA device", torch_cuda_check)] if recipe.uses_cuda else [],
         binding=recipe.binding,
         device="cuda" if recipe.uses_cuda else "",

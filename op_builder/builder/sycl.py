@@ -22,7 +22,7 @@ class SYCLOpBuilder(OpBuilder):
     without :meth:`kernel_sources`, whose sources contain the SYCL code, needs ``icpx``.
     """
 
-    _device = "xpu"
+    _kernels_for = "xpu"
 
     def kernel_sources(self) -> list[str]:
         """Files with free-function kernels, named like sources."""

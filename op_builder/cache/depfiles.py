@@ -15,7 +15,7 @@ from pathlib import Path
 from op_builder.cache.key import Header, Roots, SystemHeaders, unlisted
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
-from op_builder.toolchains.flags import indirect_flags, named_directories
+from op_builder.toolchains.flags import grouped_flags, indirect_flags, named_directories
 
 
 class HeaderGoneError(Exception):
@@ -64,12 +64,17 @@ def read_headers(
         found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
         listed |= set(filter(os.path.isfile, found))
     looked_up, empty = _lookups(texts, orders)
+    unclear += [f"the directory {name}" for name in looked_up if os.path.isdir(name)]  # of precompiled headers
+    looked_up = set(filter(os.path.isfile, looked_up))
     # GCC reads x.h.gch instead of x.h, and lists neither.
-    precompiled = [f"{name}.gch" for name in texts if os.path.isabs(name) and name not in sources]
+    headers_of_flags = [value for flag, value, _ in grouped_flags(flags) if flag == "-include" and os.path.isabs(value)]
+    own_headers = [*(name for name in texts if os.path.isabs(name) and name not in sources), *headers_of_flags]
+    precompiled = [f"{name}.gch" for name in own_headers]
+    looked_up.update(filter(os.path.isfile, precompiled))
     empty += [name for name in precompiled if name not in looked_up]
     own = {name for name in listed | looked_up if roots.name(name)[0]}
-    beside = set(map(os.path.dirname, sources))  # for #include "..." by a macro
-    empty += _earlier(own, [[directory, *order] for directory in beside for order in orders])
+    source_directories = set(map(os.path.dirname, sources))  # for #include "..." by a macro
+    empty += _earlier(own, [[directory, *order] for directory in source_directories for order in orders])
     empty += _earlier(listed - own, orders)
     places = {name: roots.name(name) for name in listed | looked_up}
     missing = set(map(_first_missing, dict.fromkeys(empty))) - {""}
@@ -141,7 +146,7 @@ def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str]
             name = os.fsdecode(quoted or bracketed)
             own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
             places = (os.path.join(directory, f"{name}.gch") for directory in {*own, *chain.from_iterable(orders)})
-            found.update(os.path.normpath(place) for place in places if directive and os.path.isfile(place))
+            found.update(os.path.normpath(place) for place in places if directive and os.path.exists(place))
             for directories in [[]] if directive else orders:
                 for directory in (*own, *directories):
                     place = os.path.normpath(os.path.join(directory, name))
@@ -222,13 +227,13 @@ def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[
             yield from (place for place in (f"{each}/{other}" for each in places) if not os.path.exists(place))
 
 
-def _start_of(name: str, size: int) -> bytes:
-    """The first bytes of a file; empty if it cannot be read."""
+def _start_of(name: str, size: int) -> bytes | None:
+    """The first bytes of a file; None if it cannot be read."""
     try:
         with open(name, "rb") as file:
             return file.read(size)
     except OSError:
-        return b""
+        return None
 
 
 def _is_linked_in(name: str) -> bool:
@@ -237,12 +242,12 @@ def _is_linked_in(name: str) -> bool:
     A file named ``.so`` may be a linker script.
     """
     start = _start_of(name, _ELF_TYPE.stop)
-    return bool(start) and not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
+    return start is not None and not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
 
 
 def _is_thin_archive(name: str) -> bool:
     """Whether it is an archive that only names its members, which no tool lists."""
-    return name.endswith(".a") and _start_of(name, len(_THIN)) == _THIN
+    return _start_of(name, len(_THIN)) == _THIN
 
 
 def parse_linked(content: bytes) -> list[str]:

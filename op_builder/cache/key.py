@@ -338,7 +338,10 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
         parts["python headers"] = sys.version  # with the date of its build
-    flags = [*plan.compile_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
+    flags = [*plan.compile_flags, *plan.link_flags]
+    if toolset is not None:
+        flags += [*toolset.cxx.command, *(toolset.variable_words if toolset.variables else ())]
+        flags += [f"={word}" for word in toolset.cxx.variables if word == "native"]  # in a wrapper script
     if any(flag.endswith("=native") for flag in flags):
         parts["cpu"] = cpu_digest()
     if toolset is not None:

@@ -54,7 +54,8 @@ def _script(name: str) -> str:
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if found is None:
         raise ToolchainError(
-            f"The program {name} is not installed in {sys.prefix}.", "Install accel-ops there: `pip install CHECKOUT`."
+            f"The program {name} is not installed in {sys.prefix}.",
+            "Install accel-ops there: `pip install .` in its checkout.",
         )
     return found
 

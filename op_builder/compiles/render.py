@@ -48,8 +48,8 @@ def line(start: Start) -> str:
     asked = f", asked by {start.program or start.library}" if start.program or start.library else ""
     compiler = start.compiler.rpartition("/")[2]
     for_cache = "" if start.cache == NO_CACHE else f" for {start.cache}"
-    verb = "was to compile" if start.is_refused else "compiles"
-    return printable(f"{f'{compiler} {verb}' if compiler else 'compiling'} {start.what}{for_cache}{asked}")
+    verb = " was refused:" if start.is_refused else " compiles"
+    return printable(f"{f'{compiler}{verb}' if compiler else 'compiling'} {start.what}{for_cache}{asked}")
 
 
 def as_dict(starts: Sequence[Start], since: float) -> dict[str, Any]:

@@ -58,11 +58,28 @@ class Lookup:
         self.is_python = spec.python is not None
         self._facts = PlanFacts(cache.memo, target, namespace=namespace)
         self._to_load = to_load
+        self._plans: dict[tuple[str, ...], BuildPlan] = {}
+        self._plan_error: AccelError | None = None
 
     @computed_once
     def plan(self) -> BuildPlan:
-        """The plan; raises an AccelError if it cannot be made."""
-        return self.spec.plan(self._facts)
+        """The plan; raises the same AccelError each time if it cannot be made."""
+        if self._plan_error is not None:
+            raise self._plan_error
+        known = self._plans.get(())
+        try:
+            return self.spec.plan(self._facts) if known is None or known.uses_cuda else known
+        except AccelError as error:
+            self._plan_error = error
+            raise
+
+    def plan_for(self, cuda_archs: tuple[str, ...]) -> BuildPlan:
+        """The plan for the CUDA architectures of an existing binary; needs no CUDA toolkit."""
+        if not cuda_archs and "plan" in self.__dict__ and not self.plan.uses_cuda:
+            return self.plan
+        if cuda_archs not in self._plans:
+            self._plans[cuda_archs] = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
+        return self._plans[cuda_archs]
 
     @computed_once
     def toolset(self) -> Toolset | None:
@@ -122,7 +139,7 @@ class Lookup:
             return
         from op_builder.load.prebuilt import find_prebuilt
 
-        yield from find_prebuilt(self.spec, lambda: (self.plan, self.roots))
+        yield from find_prebuilt(self.spec, self.plan_for)
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         try:
@@ -153,9 +170,13 @@ class Lookup:
 
     def _forbidden(self, plan: BuildPlan) -> Rejection | None:
         """Why nothing may be compiled: names what would be, with which tools, and the nearest existing entry."""
+        try:
+            may_compile = env.ACCEL_JIT.get()
+        except AccelError as error:
+            return Rejection.of(error)
         if is_listing():
             why, remedy = "nothing is compiled while installed ops are listed", "Load the op when it is first used."
-        elif not env.ACCEL_JIT.get():
+        elif not may_compile:
             why = "ACCEL_JIT=0 forbids compiling when an op is loaded"
             remedy = "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op."
         else:
@@ -176,7 +197,7 @@ class Lookup:
 
 def _outcomes(name: str, make: Callable[[], list[CheckOutcome]]) -> list[CheckOutcome]:
     """The outcomes of an author's checks, which may raise anything."""
-    found = guarded(name, make)
+    found = guarded(name, lambda: list(make()))  # it may be a generator
     return [found] if isinstance(found, Failed) else found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,30 +68,34 @@ _FLAGS = ("c++ flags", "nvcc flags")
 _REINSTALL = "Reinstall the package."
 
 
-def find_prebuilt(spec: OpSpec, planned: Callable[[], tuple[BuildPlan, Roots]]) -> Iterator[Candidate]:
+def find_prebuilt(spec: OpSpec, plan_for: Callable[[tuple[str, ...]], BuildPlan]) -> Iterator[Candidate]:
     """The prebuilt binaries of an op, those of its current plan first: a wheel may also contain it for other devices.
 
     Args:
-        planned: gives the op's plan and its roots.
+        plan_for: makes the op's plan for the CUDA architectures of a binary, on which its flags may depend.
     """
-    caches = {root: Cache(root, in_package=True) for root in spec.prebuilt_roots}
-    found = {root: cache.entries(spec.name) for root, cache in caches.items()}
-    current: tuple[BuildPlan, Roots, dict[str, str]] | None = None
-    if any(found.values()):
-        with suppress(AccelError):  # a wheel may contain binaries without their sources
-            plan, roots = planned()
-            current = plan, roots, plan_parts(plan)
-    for root, cache in caches.items():
+
+    @cache
+    def planned(archs: tuple[str, ...]) -> tuple[Roots, dict[str, str]] | None:
+        try:
+            plan = plan_for(archs)
+            return Roots.of(plan), plan_parts(plan)
+        except AccelError:  # a wheel may contain binaries without their sources
+            return None
+
+    for root in spec.prebuilt_roots:
+        in_wheel = Cache(root, in_package=True)
         others = []
-        for entry in found[root]:
+        for entry in in_wheel.entries(spec.name):
+            current = planned(tuple(entry.manifest.cuda_archs))
             if changes := printable(_changes(entry, root.parent, *current)) if current is not None else "":
                 rejection = Rejection(f"It was built from other files or flags: {changes}.")
                 others.append(Candidate(PREBUILT, entry.directory, entry, rejection))
             else:
-                rejected = cache.rejection_of(entry)
+                rejected = in_wheel.rejection_of(entry)
                 yield Candidate(PREBUILT, entry.directory, entry, rejected and rejected._replace(remedy=_REINSTALL))
         yield from others
-        for directory, rejection in cache.damaged.items():
+        for directory, rejection in in_wheel.damaged.items():
             yield Candidate(PREBUILT, directory, None, rejection._replace(remedy=_REINSTALL))
 
 
@@ -109,15 +113,13 @@ def read_index(root: Path) -> dict[str, Any] | None:
         raise RecordError(error.strerror) from error
 
 
-def _changes(entry: Entry, package: Path, plan: BuildPlan, roots: Roots, parts: dict[str, str]) -> str:
+def _changes(entry: Entry, package: Path, roots: Roots, parts: dict[str, str]) -> str:
     """How ``entry`` differs from the op's current plan: it is for another device, or a file was edited."""
     built = entry.manifest.key_parts
     flags = [name for name in _FLAGS if _cpu_flags(built.get(name, "[]")) != _cpu_flags(parts[name])]
     names = {name for name in (*built, *parts) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(parts)
-    if tuple(entry.manifest.cuda_archs) != plan.cuda_archs:  # flags may depend on the architectures
-        names.difference_update(_FLAGS)
     other = [name for name in sorted(names) if built.get(name) != parts.get(name)]
     # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]

@@ -115,7 +115,7 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
         UnknownOpError: an op does not exist.
     """
     specs = [find_op(name) for name in ops] if ops else all_specs(_accelerator()[1])
-    unavailable = [] if ops else [spec.name for spec in specs if spec.unavailable is not None]
+    unavailable = [] if ops else [spec.name for spec in specs if spec.unavailable is not None and spec.owner is None]
     rows = [op_row(spec) for spec in specs if spec.name not in unavailable]
     error = accelerator_error()
     rejected = [] if error is None else [{"name": "accelerator", "reason": error.message, "remedy": error.remedy}]

@@ -27,7 +27,7 @@ _OTHERS = str.maketrans(FIELD + RECORD, "??")
 _NUMBER = re.compile("[0-9]{1,18}")
 MOST_LAST_WORDS, MOST_BYTES = 8, 200
 REFUSED_REMEDY = (
-    "To fill a cache first: `accel-ops run --compiles report -- PROGRAM`. To compile here: the mode warn, not raise."
+    "To fill a cache first: `accel-ops run --compiles report -- PROGRAM`. To compile here, use `warn`, not `raise`."
 )
 
 

@@ -355,10 +355,11 @@ def _status(path: str) -> list[int]:
         status = os.stat(path)
         if status.st_size > _SMALL_BYTES or not stat.S_ISREG(status.st_mode):
             return [status.st_size, status.st_mtime_ns]
-        with open(path, "rb") as file:
-            digest = hashlib.sha256(file.read()).digest()
     except (OSError, ValueError):  # no file has a name that this locale cannot encode
         return []
+    digest = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # another user's may be unreadable
+        digest = hashlib.sha256(file.read()).digest()
     return [status.st_size, status.st_mtime_ns, int.from_bytes(digest[:7], "big")]
 
 

@@ -85,11 +85,11 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     _require_list_of_headers(command)
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
-    named, variables = wrapper_facts(programs)
+    tools = [run([*query, f"-print-prog-name={name}"]).last_line for name in ("as", "ld")]
+    found = [path for name in (backend_path, *tools) if os.path.isabs(path := shutil.which(name) or name)]
+    named, variables = wrapper_facts(programs, found)
     configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's
-    files = [*map(os.path.realpath, programs), *named, *configured]
-    if os.path.isabs(backend_path):
-        files.append(os.path.realpath(backend_path))
+    files = [*map(os.path.realpath, [*programs, *found]), *named, *configured]
     macros = predefined_macros(command)
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
     line = version_line(version.output.strip() or version.errors.strip(), macros)
@@ -145,16 +145,21 @@ def demangled(symbols: Sequence[str], program: str = "c++filt") -> dict[str, str
         return {}
 
 
-def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
+def wrapper_facts(programs: Iterable[str], tools: Iterable[str] = ()) -> tuple[list[str], list[str]]:
     """The files that wrapper scripts run or read, and all words in them that may name variables.
 
     The names of files are not resolved, so that a switched link is noticed. Missing files are among them, because they
     may appear. Files that a wrapper writes, such as logs, are not: they change with every call.
+
+    Args:
+        programs: the words of the compiler's command that are programs.
+        tools: other programs that the compiler starts.
     """
     files: dict[str, None] = {}
     variables: set[str] = set()
     data: set[str] = set()
-    waiting = programs = list(programs)
+    programs = list(programs)
+    waiting = [*programs, *tools]
     while waiting and len(files) < _MOST_FILES:
         program, *waiting = waiting
         text = _script(program)
@@ -170,7 +175,8 @@ def wrapper_facts(programs: Iterable[str]) -> tuple[list[str], list[str]]:
         variables.update(_NAME.findall(text))
         written = {name for names in _WRITTEN.findall(expanded) for name in names}
         data |= {name for name in absolute if name not in written and _is_data(name)}
-        data.update(_beside(program, text))
+        for place in (program, os.path.realpath(program)):
+            data.update(_data_in_directory(place, text))
     read = dict.fromkeys(name for name in (*files, *sorted(data)[:_MOST_FILES]) if not _is_program(name))
     run_or_unwritten = [*filter(_is_program, files), *_unwritten(programs, list(read))]
     return run_or_unwritten, sorted(variables - _OF_THE_USER)
@@ -227,9 +233,9 @@ def _sourced(program: str, text: str) -> Iterator[str]:
                 yield os.path.normpath(place)
 
 
-def _beside(program: str, text: str) -> Iterator[str]:
+def _data_in_directory(program: str, text: str) -> Iterator[str]:
     """The data in a script's own directory whose names are words of the script, however it finds the directory."""
-    directory = os.path.dirname(os.path.realpath(program))
+    directory = os.path.dirname(program)
     for name in dict.fromkeys(_FILE.findall(_EXPANDED.sub("", text))):
         place = os.path.normpath(f"{directory}/{name}")
         if os.path.isfile(place) and _is_data(place):

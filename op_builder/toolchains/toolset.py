@@ -108,7 +108,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: boo
     for words in commands:
         program = shutil.which(words[0])
         if program is not None:
-            return identify((program, *words[1:]), memo)
+            return identify((os.path.abspath(program), *words[1:]), memo)
         if named is not None:
             raise ToolchainError(
                 f"CXX={text!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
@@ -164,7 +164,8 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
         return ask_compiler(command, programs)
 
-    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, compute, is_program=True)
+    binutils = [shutil.which("as"), shutil.which("ld")]  # GCC may find them on PATH
+    fact = memo.get(f"c++ compiler {command} {path} {binutils}", _ANSWER, compute, is_program=True)
     variables = tuple(fact["variables"])
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"])
 

@@ -325,7 +325,7 @@ def test_the_build_command_reports_kernels_that_were_not_compiled(
     builder: ScaleBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder.spec())
-    with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
+    with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so", ACCEL_CACHE_DIR=str(builder.cache.root)):
         assert build.main(["sycl_scale", "--json"]) == 0
         (op,) = json.loads(capsys.readouterr().out)["ops"]
         assert build.main(["sycl_scale"]) == 0

@@ -342,16 +342,15 @@ def test_a_file_that_a_wrapper_includes_or_reads_counts(
     small: SmallBuilder, tmp_path: Path, text: str, before: str | None
 ) -> None:
     directory = tmp_path / "bin"
-    data = directory / (
-        "package/data.py" if "package" in text else "data.py" if text.startswith("# import") else "data.sh"
-    )
-    (directory / "package").mkdir(parents=True)
+    place = tmp_path / "data" if any(word in text for word in ("{data}", "CONF", "~")) else directory
+    data = place / ("package/data.py" if "package" in text else "data.py" if text.startswith("# import") else "data.sh")
+    data.parent.mkdir(parents=True, exist_ok=True)
     compiler = program(directory / "wrapper", text.format(gxx=require_program("g++"), data=data))
     keys = set()
     for value in (before, "-DVAL=22"):
         if value is not None:
             data.write_text(value)
-        keys.add(key(small, CXX=str(compiler), CONF=str(directory), HOME=str(directory)))
+        keys.add(key(small, CXX=str(compiler), CONF=str(place), HOME=str(place)))
     assert len(keys) == 2
 
 

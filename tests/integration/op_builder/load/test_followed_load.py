@@ -7,19 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from op_builder.cache.key import plan_parts
 from op_builder.cache.store import Cache
-from op_builder.catalog.registry import find_builder
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BINARIES, resolve
-from op_builder.plan import PlanFacts
-from op_builder.spec import OpSpec
+from op_builder.plan import BuildPlan, PlanFacts
 from tests.support.compilers import needs_gxx
 from tests.support.entries import publish
-from tests.support.followed_load import Follower
 from tests.support.foreign_package import output_of
+from tests.support.small_ops import make_small
 
 # docs/architecture.md gives the reasons.
 NOT_FOR_A_WARM_LOAD = (
@@ -60,21 +55,19 @@ def test_the_whole_sentence_plans_once_computes_one_key_and_looks_up_once(tmp_pa
     assert [name for name in warm["modules"] if name.startswith(NOT_FOR_A_WARM_LOAD)] == []
 
 
-def fused_adam(device: str) -> OpSpec:
-    return find_builder("FusedAdamBuilder", f"op_builder.{device}")().spec()
+def test_binaries_in_wheels_cost_no_further_plan(tmp_path: Path, cache: Cache) -> None:
+    small = make_small(tmp_path / "op", cache)
+    made: list[PlanFacts] = []
 
+    def plan(facts: PlanFacts) -> BuildPlan:
+        made.append(facts)
+        return small.plan_for(facts)
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_binaries_in_wheels_cost_no_further_plan(device: str, tmp_path: Path, cache: Cache) -> None:
     root = tmp_path / "wheel" / "_prebuilt"
-    # Flags may depend on the architectures, which are not those of this machine.
-    for archs, flags in (("", {}), ("8.0;9.9", {"nvcc flags": '["-DBF16_AVAILABLE"]'})):
-        parts = plan_parts(fused_adam("cuda" if archs else "cpu").plan(PlanFacts(cache.memo))) | flags
-        entry = publish(cache, parts.pop("op").encode(), "fused_adam", **parts, **{"cuda archs": archs})
-        shutil.move(entry.directory.parent, root / "ops" / "fused_adam" / entry.directory.parent.name)
-    spec = fused_adam(device)._replace(prebuilt_roots=(root,), load_checks=lambda _: [])
-    with Follower() as follower:
-        found = [each for each in resolve(Lookup(spec, cache), BINARIES) if each.way == "prebuilt"]
-    assert follower.counts == {"plan": 1, "key": 1, "look-up": 1}
-    accepted = [each.entry.manifest.cuda_archs for each in found if each.entry is not None and each.rejection is None]
-    assert (len(found), accepted) == (2, [["8.0", "9.9"]] if device == "cuda" else [[]])
+    for content in (b"one", b"another"):  # of other plans
+        entry = publish(cache, content, **{"source 0 small.cpp": content.hex()})
+        shutil.move(entry.directory.parent, root / "ops" / "small" / entry.directory.parent.name)
+    lookup = Lookup(small.spec()._replace(plan=plan, prebuilt_roots=(root,)), cache)
+    ways = [each.way for each in resolve(lookup, BINARIES)]
+    assert ways.count("prebuilt") == 2
+    assert len(made) == 1

@@ -235,6 +235,18 @@ def test_a_sparse_gradient_is_refused(optimizer: type[Any]) -> None:
     run(made, [embedding.weight], 1)
 
 
+@pytest.mark.parametrize("optimizer", FUSED)  # the others: test_everything_at_once_is_what_each_is_alone
+def test_maximize_climbs(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params, maximize=True), optimizer(expected)
+    for seed in range(3):
+        set_grads(params, seed)
+        set_grads(expected, seed, scale=-1.0)
+        made.step()
+        other.step()
+    assert_equal(params, expected)
+
+
 @every_optimizer
 def test_parameters_without_a_gradient_are_left_alone(optimizer: type[Any]) -> None:
     params, expected = make_params(), make_params()
