@@ -1,4 +1,4 @@
-"""``python -m op_builder.cache verify --rebuild``: whether compiling again gives an entry's bytes."""
+"""``accel-ops cache verify --rebuild``: whether compiling again gives an entry's bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compiling an op's SYCL kernels before the op is called.
 
 The SYCL runtime does it, in a child process. A build has it compile one of the op's kernels, so that an error in
-their text is an error of the build; ``python -m op_builder.build`` has it compile all. The result is stored in the
+their text is an error of the build; ``accel-ops build`` has it compile all. The result is stored in the
 runtime's own cache, inside ours.
 """
 

@@ -1,4 +1,4 @@
-"""Precompile ``torch/extension.h``, for ``python -m op_builder.build --precompile``.
+"""Precompile ``torch/extension.h``, for ``accel-ops build --precompile``.
 
 Reading that header is most of the compile of an op that includes it: 5,400 files. GCC can save the result, and
 uses it where the header is the first file that a source includes and flags and macros fit; otherwise it reads the

@@ -40,7 +40,7 @@ class TensorStore:
         is_durable: whether a saved tensor outlives a power cut (``fsync``). Without it, a power cut may destroy
             the tensor, which the next load reports.
         aio: settings of the handles, as :meth:`AsyncIOModule.aio_handle` takes them and
-            ``python -m op_builder.tune_aio`` finds them.
+            ``accel-ops tune-aio`` finds them.
 
     Raises:
         OpArgumentError: ``threads`` is not a positive int, or ``aio`` is invalid.
