@@ -37,7 +37,7 @@ def python() -> str:
     name = sys.executable or "unknown"
     raise ToolchainError(
         f"Building an op needs a Python interpreter, and this process runs inside an application ({name}).",
-        f"Install Python {_version()} below {sys.base_prefix}, or ship the op prebuilt (`accel-ops build`).",
+        f"Install Python {_version()} below {sys.base_prefix}, or ship the op prebuilt (`accel-ops build OP`).",
     )
 
 

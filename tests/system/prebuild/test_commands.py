@@ -24,7 +24,7 @@ INLINE = re.compile(
 # Commands that this test does not run, and why.
 NOT_RUN = {
     r"\b(?:NAME|OP|FILE|DIR|GROUP|COMMAND)\b|\[|^pip install /path/to|(?:run|new|import|export|doctor)$": "a part",
-    r"…|--compiles (?:report|raise)$": "a part, too",
+    r"…|PROGRAM|--compiles (?:report|raise)$": "a part, too",
     "^make |/tmp/fresh|/tmp/elsewhere": "it makes an environment of its own",
     "ACCEL_ACCELERATOR=(?:cuda|xpu)|--cuda|rms_norm": "it needs a toolkit or a device",
     "ziglang|accel-ops env|ACCEL_BUILD_TARGET|--target|^python train.py": "tests/system/op_builder/test_ziglang.py",
