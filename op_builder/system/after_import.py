@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 class AfterImport:
@@ -23,11 +24,23 @@ class AfterImport:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._call(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader = _Loader(spec.loader, self._call)  # type: ignore[assignment]
         return spec
+
+
+class _Loader:
+    """Loads a module as its own loader does, then calls the function."""
+
+    def __init__(self, loader: Any, call: Callable[[ModuleType], None]) -> None:
+        self._loader, self._call = loader, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._call(module)
