@@ -339,13 +339,14 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
         parts["python headers"] = sys.version  # with the date of its build
     flags = [*plan.compile_flags, *plan.link_flags]
-    if toolset is not None:
-        flags += [*toolset.cxx.command, *(toolset.variable_words if toolset.variables else ())]
-        flags += [f"={word}" for word in toolset.cxx.variables if word == "native"]  # in a wrapper script
-    if any(flag.endswith("=native") for flag in flags):
-        parts["cpu"] = cpu_digest()
+    in_wrapper = False
     if toolset is not None:
         parts.update(toolset.identities)
+        flags += toolset.cxx.command
+        in_wrapper = "native" in toolset.cxx.variables  # a word of a script
+    in_variable = "=native" in parts.get("compiler variables", "")
+    if in_wrapper or in_variable or any(flag.endswith("=native") for flag in flags):
+        parts["cpu"] = cpu_digest()
     return PlanKey(parts)
 
 

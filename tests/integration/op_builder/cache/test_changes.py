@@ -313,6 +313,26 @@ def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text:
     assert first != second
 
 
+@needs_gxx
+@pytest.mark.parametrize("text", ['-march=native "$@"', '"$@" $WRAPPED_FLAGS'])
+def test_the_cpu_counts_where_a_wrapper_compiles_for_it(small: SmallBuilder, tmp_path: Path, text: str) -> None:
+    compiler = program(tmp_path / "wrapper", f"exec {require_program('g++')} {text}")
+    with env.scope(CXX=str(compiler), WRAPPED_FLAGS="-march=native"):
+        assert "cpu" in lookup(small).key.parts
+    assert "cpu" not in lookup(small).key.parts
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["as", "ld"])
+def test_binutils_that_path_selects_count(small: SmallBuilder, tmp_path: Path, name: str) -> None:
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    keys = {key(small, PATH=path)}
+    for value in ("1", "2"):
+        program(tmp_path / name, f'exec {require_program(name)} "$@"  # {value}')
+        keys.add(key(small, PATH=path))
+    assert len(keys) == 3
+
+
 INCLUDES_OR_READS = [
     '. "$(dirname "$0")/data.sh"\nexec {gxx} "$@"',
     '. {data}\nexec {gxx} "$@"',
