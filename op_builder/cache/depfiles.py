@@ -141,11 +141,12 @@ def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str]
     """
     found: set[str] = set()
     empty: list[str] = []
+    every = set(chain.from_iterable(orders))
     for file, text in texts.items():
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
             own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
-            places = (os.path.join(directory, f"{name}.gch") for directory in {*own, *chain.from_iterable(orders)})
+            places = (os.path.join(directory, f"{name}.gch") for directory in every.union(own))
             found.update(os.path.normpath(place) for place in places if directive and os.path.exists(place))
             for directories in [[]] if directive else orders:
                 for directory in (*own, *directories):

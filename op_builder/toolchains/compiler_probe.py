@@ -163,7 +163,8 @@ def wrapper_facts(programs: Iterable[str], tools: Iterable[str] = ()) -> tuple[l
     while waiting and len(files) < _MOST_FILES:
         program, *waiting = waiting
         text = _script(program)
-        expanded = "\n".join(_expanded(place, text) for place in {program, os.path.realpath(program)})
+        places = {program, os.path.realpath(program)}
+        expanded = "\n".join(_expanded(place, text) for place in places)
         executed = set(_EXECUTED.findall(text))
         on_path = ((name, shutil.which(name)) for name in dict.fromkeys(_PROGRAM.findall(text)))
         named = [path for name, path in on_path if path and (name in executed or _script(path))]
@@ -175,8 +176,7 @@ def wrapper_facts(programs: Iterable[str], tools: Iterable[str] = ()) -> tuple[l
         variables.update(_NAME.findall(text))
         written = {name for names in _WRITTEN.findall(expanded) for name in names}
         data |= {name for name in absolute if name not in written and _is_data(name)}
-        for place in (program, os.path.realpath(program)):
-            data.update(_data_in_directory(place, text))
+        data.update(name for place in places for name in _data_in_directory(place, text))
     read = dict.fromkeys(name for name in (*files, *sorted(data)[:_MOST_FILES]) if not _is_program(name))
     run_or_unwritten = [*filter(_is_program, files), *_unwritten(programs, list(read))]
     return run_or_unwritten, sorted(variables - _OF_THE_USER)

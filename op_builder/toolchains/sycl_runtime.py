@@ -200,13 +200,14 @@ def open_runtime(kernels: Path | None, soname: str) -> None:
         )
     is_ours = torch_install().xpu is None
     runtime = find_runtime()
-    if not opened and runtime is None:
-        raise LoadError(f"The op needs the SYCL runtime {soname}, and none is installed.", INSTALL_REMEDY)
-    if not opened and runtime is not None and runtime.soname != soname:
-        raise LoadError(
-            f"The op was built for {soname}; the SYCL runtime here is {runtime.version}, {runtime.library}.",
-            "Build the op again with this runtime, or install the release that it was built with.",
-        )
+    if not opened:
+        if runtime is None:
+            raise LoadError(f"The op needs the SYCL runtime {soname}, and none is installed.", INSTALL_REMEDY)
+        if runtime.soname != soname:
+            raise LoadError(
+                f"The op was built for {soname}; the SYCL runtime here is {runtime.version}, {runtime.library}.",
+                "Build the op again with this runtime, or install the release that it was built with.",
+            )
     variables = runtime_variables(runtime if is_ours else None, kernels)
     env.set_for_libraries({**variables, env.ACCEL_SET_FOR_SYCL.name: json.dumps({**_set_by_us(), **variables})})
     if not opened and runtime is not None:
