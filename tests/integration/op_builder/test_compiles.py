@@ -97,9 +97,7 @@ def test_a_compiler_is_seen_however_python_starts_it(way: str) -> None:
     assert (row["what"], row["cache"], row["is_refused"]) == ("a.c", "no cache", False)
     assert row["compiler"] == os.path.realpath(require_program("gcc"))
     assert row["seconds"] >= row["cpu_seconds"] > 0
-    frame = "<string>:1 in <module>" if way == "python" else "program.py:6 in work"
-    frame = "program.py:7 in <module>" if way == "thread" else frame
-    assert row["program"].endswith(frame) or way == "thread", row
+    assert row["program"].endswith("<string>:1 in <module>" if way == "python" else "program.py:6 in work"), row
 
 
 def test_a_compiler_that_c_code_starts_is_seen_without_frames() -> None:
@@ -267,6 +265,26 @@ def test_raise_refuses_what_another_program_starts_though_the_program_goes_on(wa
     (row,) = ledger()["compiled"]
     assert row["is_refused"]
     assert row["program"].endswith("program.py:6 in work")
+
+
+def test_a_run_inside_another_has_its_ledger_and_cannot_allow_what_it_forbids() -> None:
+    inner = [sys.executable, *command_of("report", *COMMAND)]
+    rows = compiled(f"import subprocess; subprocess.run({inner!r}, check=True)")
+    assert [row["what"] for row in rows] == ["a.c"]
+    Path("a.o").unlink()
+    done = run("raise", *inner)
+    assert done.returncode != 0
+    assert not Path("a.o").exists()
+
+
+def test_raise_fails_where_a_part_of_the_program_has_allowed_a_compiler() -> None:
+    Path("program.py").write_text(
+        "import subprocess\nfrom op_builder import compiles\n"
+        f"with compiles.watched('report'):\n    subprocess.run({COMMAND!r}, check=True)"
+    )
+    done = run("raise", "program.py")
+    assert done.returncode == 1
+    assert "The first compiler: gcc" in done.stderr
 
 
 def test_raise_allows_a_program_that_only_asks_a_compiler() -> None:
