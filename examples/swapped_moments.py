@@ -184,13 +184,10 @@ def demonstrate(options: argparse.Namespace) -> int:
         disk_run = train_with_progress("on disk", on_disk, corpus, recipe)
         memory, disk = made
         store.wait()
-        counters = store.counters()
         differing = differences(memory_run, disk_run, memory, disk)
-    io_s = counters.read_s + counters.written_s
     console.print(
         f"\n{disk.moments_bytes / 1e6:.1f} MB of moments, {disk.memory_bytes / 1e6:.1f} MB of them in memory; "
-        f"{counters.bytes_read / 1e9:.2f} GB read, {counters.bytes_written / 1e9:.2f} GB written in {io_s:.2f} s, "
-        f"{max(0.0, 1 - disk.waited_s / io_s):.0%} of it during the training's own work."
+        f"of {disk_run.duration_s:.2f} s, updates waited {disk.waited_s:.2f} s for the disk."
     )
     if differing:
         console.print(f"The runs DIFFER in: {', '.join(differing)}.", style="bold red")

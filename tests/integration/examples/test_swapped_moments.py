@@ -20,7 +20,7 @@ def test_a_short_demo_finds_both_runs_the_same_and_leaves_nothing(
     output = capsys.readouterr().out
     assert status == 0, output
     assert "The same to the bit: 4 losses" in output
-    assert "of it during the training's own work" in output
+    assert "updates waited" in output
     assert list((tmp_path / "out").iterdir()) == []
 
 
