@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -80,7 +80,7 @@ class Handles:
         read_plainly(descriptor, memory_of(body), offset)
 
 
-def in_order(work: Callable[[T], object], items: Iterable[T]) -> Iterator[T]:
+def in_order(work: Callable[[T], object], items: Iterable[T]) -> Generator[T, None, None]:
     """Do ``work`` on items in several threads, and yield each when it is done, in their order; for ``closing()``.
 
     An item is taken when one of few before it is done. Once the iterator is closed, nothing works any more.
