@@ -27,21 +27,20 @@ from op_builder.ops.io.tensor_store_format import HEADER_BYTES
 def write_body(descriptor: int, path: Path, body: torch.Tensor, handles: Handles, progress: Progress | None) -> str:
     """Write the uint8 vector ``body`` after a file's header; returns its checksum. ``path`` is for error messages."""
     checksum = xxhash.xxh3_64()
-    with explained(f"Saving {path}", path):
-        if body.nbytes <= SMALL_BYTES:
+    if body.nbytes <= SMALL_BYTES:
+        with explained(f"Saving {path}", path):
             write_plainly(descriptor, memory_of(body), HEADER_BYTES)
-            checksum.update(memory_of(body))
-    if body.nbytes > SMALL_BYTES:
-        with handles.one() as handle:
-            for at, piece in _pieces(body):
-                with explained(f"Saving {path}", path):
-                    handle.async_pwrite(piece, descriptor, HEADER_BYTES + at)
-                    checksum.update(memory_of(piece))
-                    handle.wait()
-                if progress is not None:
-                    progress(at + piece.nbytes, body.nbytes)
-    elif progress is not None:
-        progress(body.nbytes, body.nbytes)
+        if progress is not None:
+            progress(body.nbytes, body.nbytes)
+        return xxhash.xxh3_64_hexdigest(memory_of(body))
+    with handles.one() as handle:
+        for at, piece in _pieces(body):
+            with explained(f"Saving {path}", path):
+                handle.async_pwrite(piece, descriptor, HEADER_BYTES + at)
+                checksum.update(memory_of(piece))
+                handle.wait()
+            if progress is not None:
+                progress(at + piece.nbytes, body.nbytes)
     return checksum.hexdigest()
 
 
@@ -63,12 +62,14 @@ def read_body(descriptor: int, path: Path, body: torch.Tensor, handles: Handles,
             for _ in read_blocks(handles, descriptor, piece[1], HEADER_BYTES + piece[0]):
                 pass
 
-    if done < body.nbytes:
-        with closing(in_order(read, _pieces(body, done))) as pieces:
-            for at, piece in pieces:
-                checksum.update(memory_of(piece))
-                if progress is not None:
-                    progress(at + piece.nbytes, body.nbytes)
+    left = list(_pieces(body, done))
+    if len(left) == 1:  # to start a thread would take about as long
+        read(left[0])
+    with closing(in_order(read, left) if len(left) > 1 else (each for each in left)) as pieces:
+        for at, piece in pieces:
+            checksum.update(memory_of(piece))
+            if progress is not None:
+                progress(at + piece.nbytes, body.nbytes)
     return checksum.hexdigest()
 
 
