@@ -48,7 +48,7 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
     if data["plan"] is not None:
         plan = dict(data["plan"])
         sources = "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan.pop("sources"))
-        rows: list[tuple[str, Any]] = [("sources", sources), *((key, _text(value)) for key, value in plan.items())]
+        rows: list[tuple[str, Any]] = [("sources", sources), *((_label(key), _text(value)) for key, value in plan.items())]
         rows.append(("key", data["key"]["digest"]))
         rows += [(f"  {name}", value) for name, value in data["key"]["parts"].items()]
         console.print(_facts_table("Plan", rows))
@@ -77,8 +77,8 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
         return [("error", Text(accelerator["error"], style="red"))]
     unknown = accelerator.get("unavailable", {})
     facts = [(name, value) for name, value in accelerator.items() if name not in ("name", "error", "unavailable")]
-    rows: list[tuple[str, Any]] = [(name, _text(value, name)) for name, value in facts]
-    rows += [(name, f"unknown: {why}") for name, why in unknown.items()]
+    rows: list[tuple[str, Any]] = [(_label(name), _text(value, name)) for name, value in facts]
+    rows += [(_label(name), f"unknown: {why}") for name, why in unknown.items()]
     return [*rows, ("why detected", "python -m accelerator.report")]
 
 
@@ -151,7 +151,7 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for name, value in environment.items():
         is_group = name in ("toolchains", "foreign_packages", "misspelled_variables", "variables")
-        rows += value.items() if is_group else [] if name == "sycl" else [(name, value)]
+        rows += value.items() if is_group else [] if name == "sycl" else [(_label(name), value)]
     return rows
 
 
@@ -160,7 +160,7 @@ def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Group:
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(Text(_label(name)), _cell(value))
+        table.add_row(Text(name), _cell(value))
     return Group(Text(title, style="bold"), table)  # not as the table's title, which wraps at its width
 
 
