@@ -48,7 +48,7 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
     if data["plan"] is not None:
         plan = dict(data["plan"])
         sources = "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan.pop("sources"))
-        rows: list[tuple[str, Any]] = [("sources", sources), *((_label(key), _text(value)) for key, value in plan.items())]
+        rows = [("sources", sources), *((_label(key), _text(value)) for key, value in plan.items())]
         rows.append(("key", data["key"]["digest"]))
         rows += [(f"  {name}", value) for name, value in data["key"]["parts"].items()]
         console.print(_facts_table("Plan", rows))
