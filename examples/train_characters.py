@@ -6,8 +6,7 @@ The text is the source of Python's standard library; the accelerator chooses the
 native code that is compiled the first time and loaded from the cache after that. On a GPU it works on float32
 masters in host memory: gradients are copied to the host, parameters to the device.
 
-    python -m examples.train_characters [--steps 200] [--seed 0] [--out out] [--host-masters] [--dtype bfloat16]
-        [--kernels sycl]
+    python -m examples.train_characters [--steps 200] [--seed 0] [--host-masters] [--dtype bfloat16] [--kernels sycl]
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from accelerator import get_accelerator
-from examples.characters.comparison import compare, draw
+from examples.characters.comparison import compare
 from examples.characters.program import (
     console,
     exit_status,
-    make_directory,
     make_parser,
     require_positive,
     train_with_progress,
@@ -39,7 +36,6 @@ from op_builder.cache.store import Cache
 from op_builder.catalog.registry import find_builder
 from op_builder.ops import CPUAdam, SYCLFusedAdam
 
-PICTURE = "loss_curves.png"
 SAMPLE_START = "\n    def "
 SAMPLE_LENGTH = 400
 
@@ -84,7 +80,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__, steps=200)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="directory of the picture (default: out)")
     parser.add_argument(
         "--host-masters",
         action="store_true",
@@ -104,12 +99,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     require_positive(parser, options, "steps", "threads")
-    make_directory(parser, options.out)
     return options
 
 
 def demonstrate(options: argparse.Namespace) -> int:
-    """Load the op, train twice, compare, draw, and generate text."""
+    """Load the op, train twice, compare, and generate text."""
     # One thread by default: matrices this small gain little from a second one and lose much if another program
     # uses its core, because the threads wait for each other after every operation.
     torch.set_num_threads(options.threads)
@@ -141,13 +135,6 @@ def demonstrate(options: argparse.Namespace) -> int:
     style = "green" if agreement.ok else "bold red"
     names = f"{contest.ours.name} and {contest.reference.name}"
     console.print(f"\n{names} {verdict}: {agreement.sentence()}.", style=style)
-    picture = options.out / PICTURE
-    try:
-        curves = {contest.ours.name: ours.losses, contest.reference.name: reference.losses}
-        draw(picture, curves, agreement.limits)
-        console.print(f"Loss curves: {picture}")
-    except ImportError:
-        console.print("No picture, because matplotlib is not installed: pip install matplotlib", markup=False)
 
     written = ours.model.write(corpus.encode(SAMPLE_START), SAMPLE_LENGTH, seed=options.seed)
     console.print("\nWhat the model writes:", style="bold")
