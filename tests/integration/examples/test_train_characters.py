@@ -45,8 +45,8 @@ def test_runs_that_differ_by_more_than_rounding_fail(
     def with_another_rate(parameters: object, **options: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, **{**options, "lr": 1.5 * options["lr"]})
 
-    ours = train_characters.Contender("CPUAdam", with_another_rate)
-    contest = dataclasses.replace(train_characters.CONTESTS["cpu"], ours=ours)
+    contest = train_characters.CONTESTS["cpu"]
+    contest = dataclasses.replace(contest, makers={**contest.makers, "CPUAdam": with_another_rate})
     monkeypatch.setitem(train_characters.CONTESTS, "cpu", contest)
     assert train_characters.main(["--steps", "6"]) == 1
     assert "DO NOT AGREE" in capsys.readouterr().out
