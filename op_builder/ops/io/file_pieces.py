@@ -110,13 +110,17 @@ def read_blocks(handles: Handles, descriptor: int, body: torch.Tensor, offset: i
     for block in read_cached_blocks(descriptor, memory, offset):
         yield block
         done += len(block)
-    rest = body[done:]
-    if rest.nbytes > SMALL_BYTES:
-        handles.read(rest, descriptor, offset + done)
-    elif rest.nbytes > 0:
-        read_plainly(descriptor, memory[done:], offset + done)
+    read_uncached(handles, descriptor, body[done:], offset + done)
     for at in range(done, len(memory), BLOCK_BYTES):
         yield memory[at : at + BLOCK_BYTES]
+
+
+def read_uncached(handles: Handles, descriptor: int, body: torch.Tensor, offset: int) -> None:
+    """Fill a uint8 vector from a file that the page cache does not have; by plain reads if it is small."""
+    if body.nbytes > SMALL_BYTES:
+        handles.read(body, descriptor, offset)
+    else:
+        read_plainly(descriptor, memory_of(body), offset)
 
 
 def read_cached_blocks(descriptor: int, memory: memoryview, offset: int) -> Iterator[memoryview]:

@@ -16,8 +16,8 @@ from op_builder.ops.io.file_pieces import (
     Progress,
     in_order,
     memory_of,
-    read_blocks,
     read_cached_blocks,
+    read_uncached,
     write_plainly,
 )
 from op_builder.ops.io.tensor_store_files import explained
@@ -59,8 +59,7 @@ def read_body(descriptor: int, path: Path, body: torch.Tensor, handles: Handles,
 
     def read(piece: tuple[int, torch.Tensor]) -> None:
         with explained(f"Loading {path}", path):
-            for _ in read_blocks(handles, descriptor, piece[1], HEADER_BYTES + piece[0]):
-                pass
+            read_uncached(handles, descriptor, piece[1], HEADER_BYTES + piece[0])
 
     left = list(_pieces(body, done))
     if len(left) == 1:  # to start a thread would take about as long
