@@ -341,9 +341,6 @@ ACCEL_HOST_ID = _text(
     "Name of this host for the distributed backend; ranks with the same name share memory.",
     "derived from boot, PID and network namespaces and user",
 )
-ACCEL_DISTRIBUTED_ACROSS = _declare(
-    "ACCEL_DISTRIBUTED_ACROSS", _OneOf("gloo", "ccl"), "gloo", "The backend between hosts."
-)
 CCL_ROOT = _optional("CCL_ROOT", _parse_path, "oneCCL installation to use.", "Intel's wheels, else the system's")
 
 # Read by oneCCL; set in this process when its op is opened, unless the user has set them -------------------

@@ -9,7 +9,6 @@ import pytest
 
 from op_builder.cpu import ShareMemCommBuilder
 from tests.support.builds import is_prebuilt
-from tests.support.ccl_programs import needs_oneccl
 from tests.support.launching import free_port
 from tests.support.rank_processes import run_ranks, values
 
@@ -66,15 +65,6 @@ def test_every_collective_across_hosts_through_gloo(tmp_path: Path) -> None:
         assert result["hosts"] == [[0, 2], [1]]
 
 
-def test_different_transports_between_hosts_are_an_error(tmp_path: Path) -> None:
-    environments = hosts("ab")
-    environments[1]["ACCEL_DISTRIBUTED_ACROSS"] = "ccl"
-    results = run_ranks(PROGRAM, "all_collectives", 2, tmp_path, environments=environments)
-    for result in results:
-        assert result.status != 0
-        assert "Set ACCEL_DISTRIBUTED_ACROSS to the same value on all ranks" in result.output
-
-
 def test_types_that_gloo_lacks_are_named_before_anything_is_sent(tmp_path: Path) -> None:
     *errors, average = ranks("unsupported_types", 2, tmp_path)[0]
     assert all("OpArgumentError" in error and "does not support torch." in error for error in errors), errors
@@ -112,17 +102,15 @@ def test_a_killed_rank_of_a_subset_is_named_by_its_global_rank(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("across", "how", "message"),
+    ("how", "message"),
     [
-        ("gloo", "killed", "rank 1 died"),
-        ("gloo", "mismatch", "all_reduce (sum) of 11 float32"),
-        pytest.param("ccl", "killed", "rank 1 died", marks=[pytest.mark.slow, needs_oneccl]),
-        ("gloo", "interrupted", "Rank 0 of the group gave up: KeyboardInterrupt ended a collective"),
+        ("killed", "rank 1 died"),
+        ("mismatch", "all_reduce (sum) of 11 float32"),
+        ("interrupted", "Rank 0 of the group gave up: KeyboardInterrupt ended a collective"),
     ],
 )
-def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, message: str, tmp_path: Path) -> None:
-    environments = [names | {"ACCEL_DISTRIBUTED_ACROSS": across} for names in hosts("aabb")]
-    results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=environments)
+def test_a_failure_inside_one_host_ends_the_others(how: str, message: str, tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=hosts("aabb"))
     first, second, leader, other = results
     if how == "killed":
         assert second.status == -9
