@@ -27,6 +27,20 @@ def make_wheel(directory: Path, *files: str) -> Path:
     return path
 
 
+def test_ops_of_an_earlier_build_are_not_unpacked(tmp_path: Path) -> None:
+    kept = ("acme_ops/__init__.py", "acme_ops/_prebuilt_notes.txt")
+    left = ("acme_ops/_prebuilt/wheel.json", "acme_ops/_prebuilt/ops/a/b/old.so", "acme_ops/deep/_prebuilt/old.so")
+    wheels.unpack(make_wheel(tmp_path, *kept, *left), tmp_path / "tree")
+    files = [path.relative_to(tmp_path / "tree").as_posix() for path in (tmp_path / "tree").rglob("*.*[!o]")]
+    assert sorted(name for name in files if "dist-info" not in name) == sorted(kept)
+
+
+def test_a_plain_wheel_with_ops_is_rejected(tmp_path: Path) -> None:
+    wheels.reject_ops(make_wheel(tmp_path, "acme_ops/_prebuilt_notes.txt"))
+    with pytest.raises(SystemExit, match=r"acme_ops/_prebuilt/x\.so"):
+        wheels.reject_ops(make_wheel(tmp_path, "acme_ops/_prebuilt/x.so"))
+
+
 def test_a_packed_wheel_names_its_tag_and_records_every_file(tmp_path: Path) -> None:
     pytest.importorskip("wheel")
     tree = tmp_path / "tree"
