@@ -90,4 +90,4 @@ release:
 	.venv-release/bin/python build_tools/release.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-torch-* .venv-release build dist out site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-torch-* .venv-release build dist out site op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

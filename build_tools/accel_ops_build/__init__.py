@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import RawConfigParser
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +33,7 @@ Settings = Mapping[str, Any] | None
 # Requirements of compiling and packing, in addition to a compiler and torch.
 _TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
 _CROSS_TOOLS = ["ziglang>=0.16"]  # the compiler for another platform
+_SOURCE_ROOTS = ("", "src")
 _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
 sys.exit(worker.main(*sys.argv[1:]))
@@ -43,7 +44,6 @@ _REPORTED = 3  # the worker's exit status after it has printed an error
 
 
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
-get_requires_for_build_editable = build_meta.get_requires_for_build_editable
 prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 
 
@@ -57,15 +57,12 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     """The requirements of the build environment: only setuptools unless ops are requested."""
-    with _private_directories():
-        needed = list(build_meta.get_requires_for_build_wheel(config_settings))
-    if not _ops_requested():
-        return needed
-    needed += [*_TOOLS, *(_CROSS_TOOLS if os.environ.get("ACCEL_BUILD_TARGET") else [])]
-    if _find_target() is not None:
-        return needed
-    log(f"no torch was found, so this build requires {TORCH}; set ACCEL_BUILD_TORCH to use an installed one")
-    return [*needed, TORCH]
+    return _requirements(build_meta.get_requires_for_build_wheel, config_settings)
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """The same for an editable install."""
+    return _requirements(build_meta.get_requires_for_build_editable, config_settings)
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
@@ -84,6 +81,7 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
             wheels.unpack(plain, tree)
             if tag := _build_ops(tree):
                 return wheels.pack(tree, Path(wheel_directory), tag)
+        wheels.reject_ops(plain)
         shutil.copy(plain, wheel_directory)
         return plain.name
 
@@ -91,12 +89,18 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """setuptools' editable wheel, which has no ops: an edit of their sources would leave them behind."""
-    if _ops_requested():
-        fail(
-            "Ops are requested (ACCEL_BUILD_*), but an editable install has none.",
-            "Unset these variables, install, and build the ops into the cache: `python -m op_builder.build`.",
-        )
+    """setuptools' editable wheel; the requested ops are put into the project's own packages."""
+    with _private_directories() as scratch:
+        tree, metadata = scratch / "tree", scratch / "metadata"
+        if _ops_requested():
+            if os.environ.get("ACCEL_BUILD_TARGET"):
+                fail("An editable install is for this machine, and ACCEL_BUILD_TARGET names another.", "Unset it.")
+            wheels.unpack(_plain_wheel(scratch, config_settings, None), tree)
+            _build_ops(tree)
+        metadata.mkdir()
+        name = prepare_metadata_for_build_editable(str(metadata), config_settings)
+        packages = (metadata / name / "top_level.txt").read_text(encoding="utf-8").split()
+        _replace_ops(packages, tree)
     wheel = str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
     if _STARTUP_FILE.exists():
         wheels.add_file(Path(wheel_directory, wheel), _STARTUP_FILE)
@@ -110,6 +114,18 @@ def _ops_requested() -> bool:
         for name, value in os.environ.items()
         if name.startswith("ACCEL_BUILD_") and name != "ACCEL_BUILD_TORCH"
     )
+
+
+def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Settings) -> list[str]:
+    with _private_directories():
+        needed = list(of_setuptools(config_settings))
+    if not _ops_requested():
+        return needed
+    needed += [*_TOOLS, *(_CROSS_TOOLS if os.environ.get("ACCEL_BUILD_TARGET") else [])]
+    if _find_target() is not None:
+        return needed
+    log(f"no torch was found, so this build requires {TORCH}; set ACCEL_BUILD_TORCH to use an installed one")
+    return [*needed, TORCH]
 
 
 def _find_target() -> TargetPython | None:
@@ -179,3 +195,31 @@ def _build_ops(tree: Path) -> str:
             "See its output above. Status -9 often means out of memory; ACCEL_MAX_JOBS=1 compiles one file at a time.",
         )
     return tag.read_text(encoding="utf-8")
+
+
+def _replace_ops(packages: Iterable[str], tree: Path) -> None:
+    """Replace the ops of an earlier editable install in the project's packages with those of ``tree``."""
+    places = {ops: _source_package(ops.parent.relative_to(tree)) / wheels.DIRECTORY for ops in wheels.ops_in(tree)}
+    try:
+        for root in _SOURCE_ROOTS:
+            for package in packages:
+                for left in wheels.ops_in(Path(root, package)):
+                    shutil.rmtree(left)
+        for ops, place in places.items():
+            shutil.copytree(ops, place)
+            log(f"the ops of {place.parent.name} are in {place}")
+    except OSError as error:
+        fail(
+            f"An editable install keeps its ops in the project's packages, which are not writable: {error}.",
+            "Make them writable, or install without -e.",
+        )
+
+
+def _source_package(name: Path) -> Path:
+    for root in _SOURCE_ROOTS:
+        if Path(root, name, "__init__.py").is_file():
+            return Path.cwd() / root / name
+    return fail(
+        f"The package {name} is neither in {Path.cwd()} nor in its src/, so its ops cannot be installed.",
+        "Install without -e, or build the ops into the cache: `python -m op_builder.build`.",
+    )

@@ -7,16 +7,38 @@ import hashlib
 import importlib.util
 import logging
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
 from accel_ops_build.target import fail
 
+DIRECTORY = "_prebuilt"
+"""The directory in a package in which load() finds its ops."""
+
+
+def ops_in(directory: Path) -> list[Path]:
+    """The directories of prebuilt ops anywhere in ``directory``."""
+    return list(directory.rglob(DIRECTORY))
+
 
 def unpack(wheel: Path, tree: Path) -> None:
-    """Unpack ``wheel`` into ``tree``."""
+    """Unpack ``wheel`` into ``tree`` and remove ops of an earlier build."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tree)
+    for left in ops_in(tree):
+        shutil.rmtree(left)
+
+
+def reject_ops(wheel: Path) -> None:
+    """Exit with an error if a plain ``wheel`` contains prebuilt ops as package data."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = [name for name in archive.namelist() if f"/{DIRECTORY}/" in name]
+    if found:
+        fail(
+            f"The project's package data include an op of an editable install: {found[0]}.",
+            f"Exclude {DIRECTORY} from the package data, or remove it.",
+        )
 
 
 def add_file(wheel: Path, file: Path) -> None:

@@ -49,6 +49,13 @@ def call(
     )
 
 
+def ops_below(package: Path) -> Path:
+    place = package / "_prebuilt"
+    place.mkdir(parents=True)
+    (place / "left.so").touch()
+    return place
+
+
 def test_without_a_request_nothing_but_setuptools_is_needed(project: Path) -> None:
     for variables in ({}, {"ACCEL_BUILD_OPS": "0", "ACCEL_BUILD_ACME": "off", "ACCEL_BUILD_TORCH": "/nowhere"}):
         done = call("get_requires_for_build_wheel()", project, **variables)
@@ -66,7 +73,7 @@ def test_without_accel_ops_a_request_is_an_error_and_nothing_is_asked_of_an_inde
     if has_torch:
         (site / "torch").mkdir()
         (site / "torch" / "__init__.py").touch()
-    for hook in ("get_requires_for_build_wheel()", "build_wheel('../out')"):
+    for hook in ("get_requires_for_build_wheel()", "get_requires_for_build_editable()", "build_wheel('../out')"):
         done = call(hook, project, python, ACCEL_BUILD_ACME="1")
         where = f"with torch in {site / 'torch'}" if has_torch else "here"
         assert f"accel-ops, which builds them, is not installed {where}." in done.stderr
@@ -87,11 +94,27 @@ def test_the_users_own_settings_of_setuptools_stay(project: Path, tmp_path: Path
     assert not (tmp_path / "mine").exists()
 
 
-def test_an_editable_install_has_no_ops_and_refuses_a_request(project: Path, tmp_path: Path) -> None:
-    done = call("build_editable('../out')", project, ACCEL_BUILD_ACME="1")
-    assert "Ops are requested (ACCEL_BUILD_*), but an editable install has none." in done.stderr
-    assert "Remedy: Unset these variables, install, and build the ops into the cache" in done.stderr
+def test_an_editable_install_removes_the_ops_of_its_own_project_alone(project: Path, tmp_path: Path) -> None:
+    own = [ops_below(project / name) for name in ("acme_ops", "src/acme_ops", "acme_ops/deep")]
+    others = [ops_below(project / name) for name in ("accel-ops/op_builder", "other", "venv/lib/site/acme_ops")]
+    done = call("build_editable('../out')", project)
+    assert done.returncode == 0, done.stderr
+    assert not [place for place in own if place.exists()]
+    assert not [place for place in others if not place.exists()]
+    assert len(list((tmp_path / "out").glob("acme_ops-1.2*.whl"))) == 1
+
+
+def test_an_editable_install_for_another_platform_is_refused(project: Path, tmp_path: Path) -> None:
+    done = call("build_editable('../out')", project, ACCEL_BUILD_TARGET="linux_aarch64")
+    assert "An editable install is for this machine" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "out").glob("*.whl"))
-    assert call("build_editable('../out')", project).returncode == 0
-    assert len(list((tmp_path / "out").glob("acme_ops-1.2*.whl"))) == 1
+
+
+def test_ops_in_a_package_that_cannot_be_changed_are_an_error_with_a_remedy(project: Path) -> None:
+    (project / "acme_ops" / "_prebuilt").touch()
+    done = call("build_editable('../out')", project)
+    assert done.returncode != 0
+    assert "keeps its ops in the project's packages, which are not writable: " in done.stderr
+    assert "Remedy: Make them writable, or install without -e." in done.stderr
+    assert "Traceback" not in done.stderr

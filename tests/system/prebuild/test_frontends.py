@@ -87,3 +87,32 @@ def test_uv_installs_ops_built_against_the_torch_that_is_named(
     assert install(ACCEL_BUILD_CPU_SGD="1", ACCEL_BUILD_CPU_ADAM="1") == {"cpu_sgd", "cpu_adam"}
     without = environment.without_compilers(tmp_path / "empty")
     assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
+
+
+def test_an_editable_install_has_its_ops_in_the_checkout_until_they_are_edited(
+    tree: Path, tmp_path: Path, environment: Environment
+) -> None:
+    install = ("install", "-v", "--no-deps", "--no-build-isolation", "-e", tree)
+    log = environment.pip(*install, ACCEL_BUILD_CPU_ADAM="1", ACCEL_BUILD_CPU_SGD="1")
+    place = tree / "op_builder" / "_prebuilt"
+    assert f"op_builder: the ops of op_builder are in {place}\n" in log
+    assert sorted(path.stem for path in place.rglob("*.so")) == ["cpu_adam", "cpu_sgd"]
+    assert not (environment.site / "op_builder").exists()
+    without = environment.without_compilers(tmp_path / "empty")
+    assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
+
+    kernel = tree / "csrc" / "kernels" / "cpu" / "sgd.cpp"
+    kernel.write_text(f"{kernel.read_text()}\n// edited\n")
+    rows = environment.report()
+    assert rows["cpu_adam"]["installed"]
+    assert not rows["cpu_sgd"]["installed"]
+    assert rows["cpu_sgd"]["compatible"]
+    assert re.search(r"It was built from other files or flags.*cpu/sgd\.cpp", rows["cpu_sgd"]["reason"])
+    assert "Op 'cpu_sgd' is not available here. " in environment.run("-c", LOAD, fails=True, **without)
+    output = environment.run("-c", LOAD)
+    assert VALUES in output
+    assert re.search("'cpu_sgd'.*It was built from other files or flags", output)
+    assert "'cpu_adam'" not in output
+
+    environment.pip(*install)
+    assert not place.exists()

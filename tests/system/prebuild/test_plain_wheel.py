@@ -86,8 +86,8 @@ def test_an_installed_wheel_and_an_editable_install_load_an_op_and_report(
 def test_a_build_leaves_nothing_in_the_checkout_and_takes_in_nothing_that_an_earlier_one_left(
     tree: Path, tmp_path: Path, with_torch: Environment
 ) -> None:
-    def wheel(name: str) -> None:
-        with_torch.pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / name, tree)
+    def wheel(name: str, fails: bool = False) -> str:
+        return with_torch.pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / name, tree, fails=fails)
 
     def files() -> set[str]:
         names = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
@@ -104,5 +104,9 @@ def test_a_build_leaves_nothing_in_the_checkout_and_takes_in_nothing_that_an_ear
     assert "op_builder/extra_module.py" in first
     assert not [name for name in first if "_prebuilt" in name]
     extra.unlink()
+    setup = tree / "setup.py"
+    setup.write_text(setup.read_text().replace('"op_builder": ["py.typed"]', '"op_builder": ["py.typed", "**/*.so"]'))
+    assert "an op of an editable install: op_builder/_prebuilt/ops/left.so" in wheel("second", fails=True)
+    left.unlink()
     wheel("second")
     assert "op_builder/extra_module.py" not in files_in(the_wheel(tmp_path / "second"))
