@@ -112,7 +112,7 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
     return 0, data, "\n\n".join(blocks)
 
 
-def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
+def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
     whole, damaged = eviction.examine(cache)
     mover = Cache(cache.root)
     lines, kept = [], []
@@ -135,7 +135,23 @@ def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
         lines.append(f"Remedy: run verify as a user who may write {cache.root}; load() ignores damaged entries.")
     found = [*map(str, damaged), *map(str, memos)]
     data = {"whole": len(whole), "damaged": found, "cannot_be_moved": kept}
-    return int(bool(found)), data, "\n".join(lines)
+    status = int(bool(found))
+    if options.rebuild:
+        from op_builder.commands.rebuild import rebuild
+
+        compared = rebuild(cache, whole)
+        lines += map(str, compared)
+        data["rebuilt"] = [
+            {
+                "op": each.entry.manifest.op,
+                "key": each.entry.digest,
+                "differences": [each.difference] if each.difference else [],
+                "reason": each.reason,
+            }
+            for each in compared
+        ]
+        status |= any(each.difference for each in compared)
+    return status, data, "\n".join(lines)
 
 
 def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
@@ -274,7 +290,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     sharers.add_argument("--readers", action="store_true", help="all users read it; only you write it")
     add("list", "list the entries, the most recently used first", ops="*")
     add("info", "show everything about the entries of an op", "cpu_adam", ops="+")
-    add("verify", "check every binary; set damaged entries aside")
+    verify = add("verify", "check every binary; set damaged entries aside")
+    verify.add_argument(
+        "--rebuild", action="store_true", help="also compile each op again, and report binaries with other bytes"
+    )
     prune = add(
         "prune",
         "remove entries by op, size, age or use, logs and set-aside entries first; keep those used within a minute",

@@ -29,6 +29,10 @@ import torch
 from accelerator import get_accelerator
 print(get_accelerator().create_op_builder("PinMemoryBuilder").load().pin_memory(torch.ones(3)).tolist())
 """
+REBUILD = """
+from op_builder.cache.__main__ import main
+raise SystemExit(main(["verify", "--rebuild"]))
+"""
 RESULT = "[1.0, 1.0, 1.0]\n"
 CLOSED = "import os\nos.umask(0o077)\n"
 
@@ -66,6 +70,10 @@ def test_a_cache_for_readers_serves_who_may_neither_write_nor_lock(root: Path) -
     assert uses(0, LOCKED, root, compiles=True) == RESULT
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     assert uses(STRANGER, LOCKED, root, compiles=False) == RESULT
+
+    rebuilt = uses(STRANGER, REBUILD, root, compiles=True)
+    assert "pin_memory" in rebuilt
+    assert "equal" in rebuilt
 
     refused = run_as(STRANGER, INLINE, ACCEL_CACHE_DIR=str(root))
     assert refused.returncode == 1
