@@ -68,7 +68,7 @@ def replaced(engine: str, path: str) -> None:
 
 
 def stalled(path: str) -> Handle:
-    aio_handle._STALLED_S = 0.5
+    aio_handle.STALLED_S = 0.5
     handle = opened().aio_handle(engine="threads")
     os.environ["FAULTY_REFUSED"] = "progress"
     handle.async_pwrite(torch.ones(3), path)

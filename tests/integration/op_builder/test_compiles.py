@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from op_builder import compiles, env
-from op_builder.commands.caches import variables
+from op_builder.commands.caches import CACHES, variables
 from op_builder.compiles.compilers import compiles as is_compiling
 from op_builder.compiles.compilers import is_compiler
 from op_builder.compiles.starts import preloading
@@ -480,14 +480,17 @@ for hit in (True, False):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "cache"), PARTS.items())
-def test_caches_are_named_and_a_second_start_with_or_without_a_ledger_compiles_nothing(
+def test_caches_are_named_and_a_second_start_compiles_nothing_nor_one_with_a_copy_where_the_table_says_so(
     place: Path, part: str, cache: str
 ) -> None:
+    row = next(each for each in CACHES if each.name == cache)
+    assert row.is_tested
     if part == "ffi":
         pytest.importorskip("tvm_ffi")
     Path("program.py").write_text(PROGRAM)
     Path("plain.cpp").write_text(EXTENSION)
-    with env.scope(TMPDIR=str(place), **variables(place)):
+    # Precompiled headers are not in the cache that the variable names, but in TMPDIR.
+    with env.scope(TMPDIR=str(place), **variables(place / "first")):
         assert run("raise", "program.py", part).returncode == 1
         assert any(row["is_refused"] for row in ledger()["compiled"])
         done = run("report", "program.py", part)
@@ -500,6 +503,10 @@ def test_caches_are_named_and_a_second_start_with_or_without_a_ledger_compiles_n
         assert set(place.rglob("*.so")) == libraries
         done = run("raise", "program.py", part)
         assert (done.returncode, ledger()["compiled"]) == (0, []), done.stderr
+    assert Path(variables(place)[row.variable]).name in os.listdir("first")
+    shutil.copytree("first", "second", symlinks=True)
+    with env.scope(TMPDIR=str(place), **variables(place / "second")):
+        assert (run("raise", "program.py", part).returncode == 0) == row.copied.startswith("hits")
 
 
 def test_a_build_of_ours_can_be_refused(place: Path) -> None:

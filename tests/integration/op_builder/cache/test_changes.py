@@ -486,30 +486,3 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
     assert "V13.9.9" in line(PATH=f"{tmp_path / 'newer'}:{os.environ['PATH']}:{tree}")[0]
     replace_content(tree / "op/include/kernel.h", b"#define KERNEL 2\n")
     assert line() == ["kernel.h changed"]
-
-
-@needs_gxx
-@pytest.mark.parametrize(
-    ("line", "flag", "compiler"),
-    [
-        ('asm(".incbin \\"{tree}/number\\"");', "", "clang++"),
-        ('asm(".include \\"{tree}/number\\"");', "", "clang++"),
-        ('#if 0\n#embed "{tree}/number"\n#endif', "", "g++"),
-        ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "", "g++"),
-        ("", "-specs={tree}/number", "g++"),
-    ],
-)
-def test_what_no_tool_lists_is_built_again_by_the_next_process(
-    small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, flag: str, compiler: str
-) -> None:
-    (tmp_path / "number").write_text("")
-    (small.directory / "small.cpp").write_text(f"{line.format(tree=tmp_path)}\n{ENTRY}")
-    small.flags += [flag.format(tree=tmp_path)]
-    with env.scope(CXX=require_program(compiler)):
-        entry = compile_op(small)
-        assert find_cached(small) == entry, "this process finds it"
-        assert sum("Each process builds" in record.getMessage() for record in caplog.records) == 1
-        with pytest.MonkeyPatch.context() as later:
-            later.setattr("op_builder.cache.key._THIS_PROCESS", "another")
-            assert "no tool lists" in (misses(small) or [""])[0]
-            assert compile_op(small).directory != entry.directory

@@ -238,7 +238,7 @@ def test_what_keeps_a_binary_from_loading_is_named(
 ) -> None:
     case = UNLOADABLE[name]
     if name == "an endless start":
-        monkeypatch.setattr("op_builder.engine.try_load._TIMEOUT_S", 2.0)
+        monkeypatch.setattr("op_builder.engine.try_load.TIMEOUT_S", 2.0)
     builder = case.builder(small.directory, small.cache)
     failure(builder, case.source, LoadError, *case.causes, remedy=case.remedy)
 

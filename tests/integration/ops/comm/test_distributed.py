@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from op_builder.cpu import ShareMemCommBuilder
+from tests.support.agreement_programs import MISMATCHES
 from tests.support.builds import is_prebuilt
 from tests.support.launching import free_port
 from tests.support.rank_processes import run_ranks, values
@@ -15,8 +16,8 @@ from tests.support.rank_processes import run_ranks, values
 PROGRAM = "distributed_programs"
 
 
-def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
-    return values(run_ranks(PROGRAM, function, size, directory, **options))
+def ranks(function: str, size: int, directory: Path, program: str = PROGRAM, **options: Any) -> list[Any]:
+    return values(run_ranks(program, function, size, directory, **options))
 
 
 # Collectives ---------------------------------------------------------------------------------------
@@ -192,3 +193,50 @@ def test_functional_collectives_of_a_compiled_graph_are_ours(tmp_path: Path) -> 
     for result in values(run_ranks("parallel_training_programs", "compiled", 2, tmp_path)):
         assert result["gloo"] == {}
         assert sum(result["ours"].values()) == 4
+
+
+# Calls that differ, what gloo runs, and thread-local state --------------------------------------------
+
+
+AGREEMENT = "agreement_programs"
+
+
+@pytest.mark.parametrize("place", ["one host", "two hosts", "gloo"])
+def test_the_group_keeps_its_promises_whoever_runs_the_collective(place: str, tmp_path: Path) -> None:
+    environments = without_op(tmp_path) if place == "gloo" else hosts("aa" if place == "one host" else "ab")
+    names = ["any_layout", "thread_state"]
+    found = ranks("several", 2, tmp_path / "ranks", AGREEMENT, arguments=[names], environments=environments)
+    assert found == [dict.fromkeys(names, True)] * 2
+
+
+def test_a_subclass_over_plain_memory_is_plain(tmp_path: Path) -> None:
+    assert ranks("subclasses", 2, tmp_path, AGREEMENT) == [{}, {}]
+
+
+def test_different_calls_are_an_error_on_both_ranks_that_names_both(tmp_path: Path) -> None:
+    raised = ranks("mismatches", 2, tmp_path, AGREEMENT)
+    for name in MISMATCHES:
+        for own, other in ((0, 1), (1, 0)):
+            assert f"rank {own} called" in raised[own][name], name
+            assert f"rank {other} called" in raised[own][name], name
+            group = "ranks 0, 1" if name == "new group" else "default"
+            assert f"of <shared-memory group {group!r}, rank {own} of 2> failed" in raised[own][name], name
+            assert "agree of" not in raised[own][name], name
+    assert "all_reduce (sum) of 0 float32" in raised[1]["empty"]
+    assert "all_reduce (sum) of 3 float64 by gloo" in raised[0]["type"]
+    assert "all_reduce (product) of 3 float32 by gloo" in raised[0]["operation"]
+    assert "12 bytes of Int" in raised[0]["type of moved"]
+
+
+@pytest.mark.parametrize("name", ["empty", "root"])
+def test_different_calls_on_two_hosts_are_an_error_that_names_both(name: str, tmp_path: Path) -> None:
+    found = ranks("mismatches", 2, tmp_path, AGREEMENT, arguments=[name], environments=hosts("ab"))
+    for rank, raised in enumerate(found):
+        assert f"Rank {rank} called" in raised[name]
+        assert f"rank {1 - rank} called" in raised[name]
+
+
+def test_ddp_with_powersgd_trains_as_with_gloo(tmp_path: Path) -> None:
+    by_gloo, ours = (ranks("power_sgd", 2, tmp_path / name, AGREEMENT, arguments=[name]) for name in ("gloo", "accel"))
+    for losses, expected in zip(ours, by_gloo, strict=True):
+        assert losses == pytest.approx(expected)
