@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from op_builder.cache.key import COMPILER_PARTS, Roots, plan_key, platform_name
+from op_builder.cache.key import COMPILER_PARTS, INSTALLED, Roots, plan_key, platform_name
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.plan import Binding, BuildPlan, Language, Source
@@ -139,10 +139,9 @@ def differences_here(manifest: Manifest, memo: Memo) -> list[str]:
     flags = ("-march=native",) if "cpu" in parts else ()
     plan = BuildPlan(manifest.op, manifest.op, Binding(parts["binding"]), sources, (), flags, (), ())
     compared = set(_MACHINE_PARTS)
-    torch: dict[str, str] = {}
     try:
         if plan.binding.uses_torch:
-            torch["torch"] = str(torch_install().include_dir)
+            torch_install()
     except AccelError as error:
         return [error.message]
     try:
@@ -154,8 +153,8 @@ def differences_here(manifest: Manifest, memo: Memo) -> list[str]:
     differing = [name for name in _MACHINE_PARTS if name in compared and parts.get(name) != here.get(name)]
     lines = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
     # Torch's headers that an op on the Stable ABI has read; for others they are a part of the key.
-    of_torch = (header for header in manifest.headers if header.root == "torch")
-    other = [header for header in of_torch if not header.is_unchanged(Roots(torch))]
+    of_torch = (header for header in manifest.headers if header.root == f"{INSTALLED}torch")
+    other = [header for header in of_torch if not header.is_unchanged(Roots.of(plan))]
     lines += [f"no tool lists the inputs of {what}" for what in manifest.key.unlisted]
     return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 

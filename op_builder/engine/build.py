@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -31,6 +32,7 @@ from op_builder.errors import BuildCancelled, CacheError, CompileError, Toolchai
 from op_builder.messages import counted
 from op_builder.plan import BuildPlan
 from op_builder.system import ledger
+from op_builder.system.file_kinds import MARKS_BYTES, kind_of
 from op_builder.system.file_lock import ANNOUNCE_EVERY_S, SILENT_S, lock_within, owner_written
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.flags import named_statuses, refuse_output
@@ -44,6 +46,8 @@ _RECOVERY_S = 1.0  # until the memory and the processes of killed compilers are 
 _LOG = "build.log"
 _LITTLE_BYTES = 1 << 20
 _MOST_NAMES = 3
+_AT_LINE = re.compile(r"(/[^:(]+)[:(]\d+[:)]")  # file:line: error, nvcc's file(line): error
+_FILE = re.compile(r"/[^\s:]+")
 
 
 @dataclass(frozen=True)
@@ -250,8 +254,8 @@ class _Build:
         cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(staging).free < _LITTLE_BYTES
         if diagnosis.disk_full or cut_short:
             return disk_full(self.cache.root)
-        log = self._kept_log(staging)
-        return CompileError(self.plan.op, diagnosis.diagnostic, diagnosis.command, log, diagnosis.remedy)
+        log, remedy = self._kept_log(staging), _remedy_of_file(diagnosis.diagnostic) or diagnosis.remedy
+        return CompileError(self.plan.op, diagnosis.diagnostic, diagnosis.command, log, remedy)
 
     def _inspected(self, staging: Path) -> Inspection:
         artifact = staging / self.plan.artifact_name
@@ -306,6 +310,16 @@ class _Build:
 def _require_not_cancelled(options: BuildOptions) -> None:
     if options.cancel.is_set():
         raise BuildCancelled("The build was cancelled before it began.")
+
+
+def _remedy_of_file(diagnostic: str) -> str:
+    """What to do if a file that a diagnostic names is not what the compiler or linker expects; else empty."""
+    text = _AT_LINE.match(diagnostic)
+    for name in [text[1]] if text is not None else _FILE.findall(diagnostic):
+        with contextlib.suppress(OSError), open(name, "rb") as file:
+            if kind := kind_of(file.read(MARKS_BYTES), is_text=text is not None):
+                return f"{name} is {kind[0]}. {kind[1]}"
+    return ""
 
 
 def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[CompileStep]:

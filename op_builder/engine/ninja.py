@@ -22,7 +22,7 @@ from op_builder import env
 from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands, CompileStep
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.system.process import OUT_OF_RESOURCES, require_exit_codes, run, start
+from op_builder.system.process import OUT_OF_RESOURCES, remedy_of_limit, require_exit_codes, run, start
 from op_builder.toolchains.flags import check_words
 
 logger = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ def find_ninja() -> str:
         try:
             version = run([program, "--version"])
         except ToolchainError as error:
-            if error.remedy == OUT_OF_RESOURCES:
+            if error.remedy == OUT_OF_RESOURCES or remedy_of_limit(error.message):
                 raise
             reasons.append(error.message)
             continue

@@ -57,6 +57,7 @@ _OF_THE_USER = {
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 _SEARCH_LIST = re.compile(r'^#include "\.\.\." search starts here:\n(.*?)^End of search list', re.MULTILINE | re.DOTALL)
+_SEARCH_DIRECTORY = re.compile(r'SEARCH_DIR\("=?([^"]+)"\)')
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
 LINKED_FLAG = "--dependency-file"
@@ -273,6 +274,13 @@ def searched_directories(
     listed = [name for part in _SEARCH_LIST.findall(answer) for name in re.findall(r"^ (/.*)$", part, re.MULTILINE)]
     omitted = re.findall(r'^ignoring .* directory "(/.+)"$', answer, re.MULTILINE)
     return tuple(dict.fromkeys([*omitted, *listed])) if listed else ()
+
+
+def library_directories(command: tuple[str, ...]) -> list[str]:
+    """The directories in which the linker of a compiler's ``command`` looks for libraries, flags or not."""
+    driver = run([*command, "-print-search-dirs"]).output.partition("libraries: =")[2].splitlines()[:1]
+    linker = run([*command, "-Wl,--verbose", "-o", os.devnull]).output
+    return [*(name for line in driver for name in line.split(":")), *_SEARCH_DIRECTORY.findall(linker)]
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from op_builder.system.ledger import REFUSED_REMEDY
-from op_builder.system.process import OUT_OF_RESOURCES
+from op_builder.system.process import LIMITS, OUT_OF_RESOURCES
 
 _Remedy = str | Callable[[re.Match[str], str], str]
 """A text with ``\\1`` for what the pattern found, or a function of the match and the failing command."""
@@ -75,6 +75,7 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
 # The first that fits is taken.
 _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"^accel-ops: error: no compiler may start here", REFUSED_REMEDY),
+    *LIMITS,
     (r"No space left on device", "Free some space on that disk."),
     (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
@@ -107,6 +108,11 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"fatal error: '?([^\s']+)'?(?:: No such file or directory| file not found)"
         r"|(?:cannot|could not) open source file \"(.+?)\"|^ninja: error: '(.+?)', needed by .* missing",
         _missing_file,
+    ),
+    (
+        r"file format not recognized|file not recognized|unknown file type",
+        "The file is no object or library for this platform: build it again, or remove flags that replace the compile, "
+        "such as -E and -S.",
     ),
     (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),
     (

@@ -19,7 +19,6 @@ import torch
 from op_builder.errors import AccelError, DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_operation import opened
-from op_builder.ops.io.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.ops.io.file_pieces import Handles, Progress, map_cached, memory_of, read_cached, read_plainly
 from op_builder.ops.io.safetensors_format import (
     LENGTH_BYTES,
@@ -30,6 +29,7 @@ from op_builder.ops.io.safetensors_format import (
 )
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_memory import new_memory
+from op_builder.system.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.system.records import RecordError
 
 logger = logging.getLogger(__name__)

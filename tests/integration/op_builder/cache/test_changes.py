@@ -221,6 +221,51 @@ def test_a_new_library_that_the_linker_may_take_counts(
         assert f"../{new} is new" in (misses(small) or [])
 
 
+def shared(directory: Path, name: str = "libfoo.so.1", version: str = "") -> None:
+    """Make ``libfoo.so``, with the SONAME ``name``, and a version of its symbols."""
+    (directory / "foo.c").write_text("int foo() { return 1; }\n")
+    (directory / "foo.map").write_text(version and f"{version} {{ global: *; }};")
+    flags = f"-Wl,-soname,{name}" + (" -Wl,--version-script=foo.map" if version else "")
+    assert (
+        os.system(f"cd '{directory}' && g++ -x c -shared -fPIC foo.c -o libfoo.so {flags} && cp libfoo.so {name}") == 0
+    )
+
+
+@needs_gxx
+@pytest.mark.parametrize("change", [{"name": "libfoo.so.2"}, {"version": "FOO_1"}])
+@pytest.mark.parametrize(
+    ("flags", "variables"), [("-L{} -lfoo", {}), ("{}/libfoo.so", {}), ("-lfoo", {"LIBRARY_PATH": "{}"})]
+)
+def test_a_linked_library_with_other_names_counts(
+    small: SmallBuilder, tmp_path: Path, change: dict[str, str], flags: str, variables: dict[str, str]
+) -> None:
+    shared(tmp_path)
+    (small.directory / "small.cpp").write_text(f'extern "C" int foo();\nint bar() {{ return foo(); }}\n{ENTRY}')
+    small.link = [f"-Wl,-rpath,{tmp_path}", *flags.replace("{}", str(tmp_path)).split()]
+    with env.scope(**{name: value.replace("{}", str(tmp_path)) for name, value in variables.items()}):
+        compile_op(small)
+        assert misses(small) is None
+        shared(tmp_path, **change)
+        (difference,) = misses(small) or [""]
+        assert "libfoo.so changed" in difference or "system headers changed" in difference
+
+
+@needs_gxx
+def test_a_new_library_in_one_of_the_linkers_own_directories_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    for name in ("own", "named"):
+        (tmp_path / name).mkdir()
+    shared(tmp_path / "named")
+    gxx = require_program("g++")
+    answers = f'*-print-search-dirs) echo "libraries: =/usr/lib:{tmp_path}/own"; exit;;'
+    compiler = program(tmp_path / "g++", f'case "$*" in {answers} esac\nexec {gxx} "$@"')
+    small.link = [f"-L{tmp_path}/named", "-lfoo", f"-Wl,-rpath,{tmp_path}/named"]
+    with env.scope(CXX=str(compiler)):
+        compile_op(small)
+        assert misses(small) is None
+        shared(tmp_path / "own")
+        assert misses(small) == ["libfoo.so is new"] or "own/libfoo.so is new" in (misses(small) or [""])[0]
+
+
 def removed_header(builder: SmallBuilder) -> None:
     (builder.directory / "include" / "nested.h").unlink()
 
@@ -275,8 +320,9 @@ def key(small: SmallBuilder, **variables: str) -> str:
 def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -> None:
     with env.scope(CXX=f"{place}/tree/cxx -DDEFINED=2"):
         assert misses(builder) == ["flags in CXX: none -> -DDEFINED=2"]
-    with env.scope(CPATH=f"{place}/tree/another"):
-        assert "compiler variables: " in (misses(builder) or [""])[0]
+    for name, value in (("CPATH", f"{place}/tree/another"), ("SOURCE_DATE_EPOCH", "1")):  # of __DATE__ and __TIME__
+        with env.scope(**{name: value}):
+            assert "compiler variables: " in (misses(builder) or [""])[0]
 
 
 @needs_gxx
@@ -497,6 +543,7 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
         ('#if 0\n#embed "{tree}/number"\n#endif', "", "g++"),
         ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "", "g++"),
         ("", "-specs={tree}/number", "g++"),
+        ("", "-lfoo", "unlisting-g++"),
     ],
 )
 def test_what_no_tool_lists_is_built_again_by_the_next_process(
@@ -504,8 +551,12 @@ def test_what_no_tool_lists_is_built_again_by_the_next_process(
 ) -> None:
     (tmp_path / "number").write_text("")
     (small.directory / "small.cpp").write_text(f"{line.format(tree=tmp_path)}\n{ENTRY}")
-    small.flags += [flag.format(tree=tmp_path)]
-    with env.scope(CXX=require_program(compiler)):
+    (small.link if flag.startswith("-l") else small.flags).append(flag.format(tree=tmp_path))
+    shared(tmp_path)
+    gxx = require_program("g++")
+    program(tmp_path / "unlisting-g++", f'case "$*" in *--help) exit;; esac\nexec {gxx} "$@"')
+    path, libraries = f"{os.environ['PATH']}:{tmp_path}", str(tmp_path)
+    with env.scope(PATH=path, LIBRARY_PATH=libraries, LD_LIBRARY_PATH=libraries, CXX=compiler):
         entry = compile_op(small)
         assert find_cached(small) == entry, "this process finds it"
         assert sum("Each process builds" in record.getMessage() for record in caplog.records) == 1
