@@ -372,16 +372,8 @@ ACCEL_SET_FOR_SYCL = _text(
 # Starts of the names of variables that change the output of compilers, or of wrappers that are no scripts. They are
 # part of the key. Not all of OMPI_: mpirun gives each rank its own values.
 _READ_BY_COMPILERS = (
-    *(
-        "CPATH",
-        "C_INCLUDE_PATH",
-        "CPLUS_INCLUDE_PATH",
-        "LIBRARY_PATH",
-        "LD_RUN_PATH",
-        "COMPILER_PATH",
-        "LDEMULATION",
-        "GNUTARGET",
-    ),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH"),
+    *("LDEMULATION", "GNUTARGET"),
     *("SOURCE_DATE_EPOCH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
     *("SDKROOT", "MACOSX_DEPLOYMENT_TARGET", "DEVELOPER_DIR", "TOOLCHAINS"),
     *("NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS", "NIX_HARDENING", "NIX_ENFORCE", "SPACK_", "CRAYPE_"),

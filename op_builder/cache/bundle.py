@@ -19,6 +19,7 @@ from op_builder.cache.key import COMPILER_PARTS, INSTALLED, Roots, plan_key, pla
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.system.file_kinds import kind_of_file
 from op_builder.system.records import Memo, OtherFormatError
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_toolset
@@ -127,6 +128,8 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
         if isinstance(error, AccelError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        if kind := kind_of_file(path, expected="zip"):
+            raise BundleError(f"{path} is not a bundle: it is {kind[0]}.", kind[1]) from error
         raise BundleError(f"{path} cannot be read as a bundle: {reason}.", _REMEDY) from error
 
 

@@ -85,12 +85,7 @@ def read_headers(
         unclear += [word for word in words if not _OF_THE_C_LIBRARY.fullmatch(f"/lib/lib{word[2:]}.so")]
     elif linked is not None:
         directories = named_directories(flags)
-        named = parse_linked(linked.read_bytes())
-        # A script of -T is listed without the directory of -L in which it was found.
-        scripts = [name for name in named if not os.path.exists(linked.parent / name)]
-        named += [f"{directory}/{name}" for directory in directories for name in scripts]
-        files = filter(os.path.isfile, map(_without_dots, filter(os.path.isabs, named)))
-        opened = {name for name in files if not _OF_THE_C_LIBRARY.fullmatch(name)}
+        opened = _opened(linked, directories)
         own_libraries = [name for name in opened if not name.startswith(skipped)]
         others = [
             *_other_libraries(opened, directories),
@@ -99,7 +94,7 @@ def read_headers(
         missing |= set(map(_first_missing, others)) - {""}
         unclear += [f"the members of {os.path.basename(name)}" for name in opened if _is_thin_archive(name)]
         places |= {name: roots.below_root(name) for name in opened}
-    headers = {("", what): unlisted(what) for what in unclear}
+    headers = {("", what): unlisted(what) for what in sorted(unclear)}
     system = []
     for name, (root, path) in sorted(places.items()):
         resolved = os.path.realpath(name)
@@ -230,6 +225,16 @@ _OF_THE_C_LIBRARY = re.compile(
 _THIN = b"!<thin>\n"
 
 
+def _opened(linked: Path, directories: list[str]) -> set[str]:
+    """The libraries and scripts that a linker has opened, according to its depfile, if they still exist."""
+    named = parse_linked(linked.read_bytes())
+    # A script of -T is listed without the directory of -L in which it was found.
+    scripts = [name for name in named if not os.path.exists(linked.parent / name)]
+    named += [f"{directory}/{name}" for directory in directories for name in scripts]
+    found = filter(os.path.exists, map(_without_dots, filter(os.path.isabs, named)))
+    return {name for name in found if not _OF_THE_C_LIBRARY.fullmatch(name)}
+
+
 def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[str]:
     """The files that the linker may take instead of those that it opened, if they exist.
 
@@ -245,6 +250,8 @@ def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[
 
 def _is_thin_archive(name: str) -> bool:
     """Whether it is an archive that only names its members, which no tool lists."""
+    if not os.path.isfile(name):
+        return False
     with open(name, "rb") as file:
         return file.read(len(_THIN)) == _THIN
 

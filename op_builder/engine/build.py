@@ -32,7 +32,7 @@ from op_builder.errors import BuildCancelled, CacheError, CompileError, Toolchai
 from op_builder.messages import counted
 from op_builder.plan import BuildPlan
 from op_builder.system import ledger
-from op_builder.system.file_kinds import MARKS_BYTES, kind_of
+from op_builder.system.file_kinds import kind_of_file
 from op_builder.system.file_lock import ANNOUNCE_EVERY_S, SILENT_S, lock_within, owner_written
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.flags import named_statuses, refuse_output
@@ -85,6 +85,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ToolchainError: ninja is missing, or the build ran out of time.
     """
     options = options or BuildOptions()
+    env.ACCEL_CACHE_MAX_MIB.get()  # it is used after the build, which an invalid value must not waste
     with _only_builder(cache, key, plan.op, options):
         # Not only after waiting for the lock: another process may have published the entry, and released the lock,
         # between the caller's look-up and this one.
@@ -316,9 +317,8 @@ def _remedy_of_file(diagnostic: str) -> str:
     """What to do if a file that a diagnostic names is not what the compiler or linker expects; else empty."""
     text = _AT_LINE.match(diagnostic)
     for name in [text[1]] if text is not None else _FILE.findall(diagnostic):
-        with contextlib.suppress(OSError), open(name, "rb") as file:
-            if kind := kind_of(file.read(MARKS_BYTES), is_text=text is not None):
-                return f"{name} is {kind[0]}. {kind[1]}"
+        if kind := kind_of_file(name, expected="" if text is None else "text"):
+            return f"{name} is {kind[0]}. {kind[1]}"
     return ""
 
 

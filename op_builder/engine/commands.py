@@ -161,8 +161,9 @@ def lists_assembled(plan: BuildPlan, toolset: Toolset) -> bool:
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """Directories whose files, and files that, count in the key through an identity, not by content."""
-    sycl = [*toolset.sycl.header_dirs, toolset.sycl.library] if toolset.sycl is not None else []
-    foreign = [place for library in plan.libraries for place in (library.include_dir, library.library)]
+    sycl = [*toolset.sycl.header_dirs, toolset.sycl.library_dir / "libsycl.so"] if toolset.sycl is not None else []
+    foreign = [library.include_dir for library in plan.libraries]
+    foreign += [library.library.with_name(f"lib{library.name}.so") for library in plan.libraries]
     libraries = [torch_install().library_dir] if plan.binding.uses_torch else []  # which fit any torch, or its headers
     torch = _system_includes(plan) if plan.binding.uses_python else []
     installed = map(str, (*sycl, *foreign, *libraries))

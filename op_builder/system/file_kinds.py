@@ -34,15 +34,24 @@ MARKS_BYTES = 262
 _BINARY = ("binary, or UTF-16 text", "Save it as UTF-8 text, or correct its name.")
 
 
-def kind_of(begin: bytes, *, is_text: bool = False) -> tuple[str, str] | None:
-    """The known format of a file with these first bytes and what to do; None for any other.
-
-    Args:
-        is_text: whether a text is expected, so that all binary files are of another format.
-    """
+def kind_of(begin: bytes) -> tuple[str, str] | None:
+    """The known format of a file with these first bytes and what to do about it; None for any other."""
     text = begin.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     found = ((name, remedy) for at, mark, name, remedy in _FORMATS if (begin if at else text).startswith(mark, at))
-    return next(found, _BINARY if is_text and (b"\0" in begin or begin.startswith(_UTF_16)) else None)
+    return next(found, None)
+
+
+def kind_of_file(path: str | Path, *, expected: str = "") -> tuple[str, str] | None:
+    """:func:`kind_of` a file; None if it cannot be read or is ``expected``: ``text`` or ``zip``."""
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(MARKS_BYTES)
+    except OSError:
+        return None
+    if expected == "zip" and begin.startswith(b"PK"):
+        return None
+    is_binary = expected == "text" and (b"\0" in begin or begin.startswith(_UTF_16))
+    return kind_of(begin) or (_BINARY if is_binary else None)
 
 
 def require_no_other_format(path: Path, begin: bytes) -> None:

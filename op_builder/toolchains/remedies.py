@@ -84,6 +84,11 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         OUT_OF_RESOURCES,
     ),
     (
+        r"cannot find '(?:ld|as|collect2)'|cannot execute '\S+': (?:\w+: )?No such file",
+        "A program that belongs to the compiler is missing: install all of it (g++ and binutils), set PATH, "
+        "and unset GCC_EXEC_PREFIX and COMPILER_PATH.",
+    ),
+    (
         r"unsupported (?:GNU|clang) version|[Ff]ailed to preprocess host compiler|[Hh]ost compiler targets unsupported"
         r"|[Nn]o supported (?:gcc|host)|identifier \"(?:_Float\d+x?|__builtin_\w+)\" is undefined"
         r"|std_function\.h:.* parameter packs not expanded",

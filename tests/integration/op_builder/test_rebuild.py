@@ -69,7 +69,7 @@ def test_a_build_does_not_depend_on_the_place_of_installed_packages(tmp_path: Pa
         for directory in ("include/foo", "lib"):
             (prefix / directory).mkdir(parents=True)
         (prefix / "include" / "foo" / "foo.h").touch()
-        library = shared_library(prefix / "lib" / "libfoo.so", "int foo() { return 1; }")
+        library = shared_library(prefix / "lib" / "libfoo.so", 'extern "C" int foo() { return 1; }')
         foreign = ForeignLibrary("foo", "1.0", prefix / "include", library)
         text = "#include <foo/foo.h>\n#include <stdlib.h>\nint foo(); int bar() { return foo(); }\n"
         recipe = Recipe("uses_foo", Binding.C, (), {"bar.c": text}, libraries=(foreign,))
