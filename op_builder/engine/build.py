@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -238,7 +239,8 @@ class _Build:
             )
             if run.succeeded:
                 return
-            diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
+            ended = f"ninja: fatal: {signal.strsignal(-run.code)}" if run.code < 0 else ""
+            diagnosis = diagnose((staging / _LOG).read_text(errors="replace") or ended)
             if jobs == 1 or not (run.killed or diagnosis.shortage):
                 raise self._compile_error(diagnosis, staging)
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))) // 2)

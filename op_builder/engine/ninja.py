@@ -73,15 +73,18 @@ _STARTER = 'echo $$ >&0; exec "$@" </dev/null'
 
 
 class NinjaRun(NamedTuple):
-    """How ninja ended.
+    """How ninja ended: its exit status, or the negative number of the signal that ended it."""
 
-    Attributes:
-        succeeded: whether all steps did.
-        killed: whether ninja itself was, as by the kernel when memory runs out.
-    """
+    code: int
 
-    succeeded: bool
-    killed: bool = False
+    @property
+    def succeeded(self) -> bool:
+        return self.code == 0
+
+    @property
+    def killed(self) -> bool:
+        """Whether ninja itself was, as by the kernel when memory runs out."""
+        return self.code == -signal.SIGKILL
 
 
 def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[CompileStep], directory: Path) -> None:
@@ -172,7 +175,7 @@ def run_ninja(
                     "Allow more time (ACCEL_COMPILE_TIMEOUT_S), or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
             time.sleep(_POLL_S)
-    return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL)
+    return NinjaRun(process.returncode)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
 from tests.support.builds import compile_op, explained, find_cached, lookup
 from tests.support.compilers import needs_gxx, program, require_program
+from tests.support.foreign_package import python
 from tests.support.small_ops import ENTRY, KernelBuilder, SmallBuilder, replace_content
 
 MAIN = f"""
@@ -440,6 +441,27 @@ def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_pa
         compile_op(small)
         assert log.stat().st_size > 0 or "2>" in line
         assert misses(small) is None
+
+
+IDENTITY = """
+import sys
+from op_builder.system.records import Memo
+from op_builder.toolchains.toolset import identify
+print(identify((sys.argv[1],), Memo()).digest)
+"""
+
+
+@needs_gxx
+def test_the_identity_of_a_wrapper_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    own = '"$(dirname "$0")/first" "$(dirname "$0")/second"'
+    wrapper = program(tmp_path / "real" / "wrapper", f'tools={own}\nexec {require_program("g++")} "$@"')
+    for directory in ("real", "linked"):
+        for name in ("first", "second"):
+            program(tmp_path / directory / name, f"# {directory}")
+    linked = tmp_path / "linked" / "wrapper"
+    linked.symlink_to(wrapper)
+    found = {python("-c", IDENTITY, linked, PYTHONHASHSEED=str(seed)).stdout for seed in range(6)}
+    assert len(found) == 1
 
 
 @needs_gxx
