@@ -380,6 +380,8 @@ _READ_BY_COMPILERS = (
     *("OMPI_CC", "OMPI_CXX", "OMPI_CFLAGS", "OMPI_CPPFLAGS", "OMPI_LDFLAGS", "OMPI_LIBS", "MPICH_C", "I_MPI_C"),
     *("CCACHE_BASEDIR", "CCACHE_CC", "CCACHE_COMPILER", "CCACHE_IGNORE", "CCACHE_P", "CCACHE_SLOPPINESS"),
 )
+# Those of them that hold for another platform, too.
+FOR_ANY_TARGET = {SOURCE_DATE_EPOCH.name}
 # With these, compilers write the names of the headers elsewhere, or not all of them.
 _DEPENDENCY_VARIABLES = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
 
@@ -403,7 +405,7 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
     Args:
         is_for_target: omit the variables that compilers read; their values are for this machine.
     """
-    omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers() if is_for_target else ()))
+    omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers().keys() - FOR_ANY_TARGET if is_for_target else ()))
     return child_environment(**dict.fromkeys(omitted), LC_ALL="C", **changes)
 
 

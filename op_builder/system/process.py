@@ -23,7 +23,7 @@ OUT_OF_RESOURCES = (
 )
 """The remedy where no process can be started."""
 LIMITS = (
-    (r"Too many open files", "Raise the limit of open files (ulimit -n), or close files."),
+    (r"Too many open files|out of file descriptors", "Raise the limit of open files (ulimit -n), or close files."),
     (r"File too large|File size limit exceeded", "Raise the limit of file sizes (ulimit -f)."),
     (r"C[Pp][Uu] time limit exceeded", "Raise the limit of CPU time (ulimit -t)."),
 )
