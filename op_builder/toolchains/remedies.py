@@ -119,6 +119,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         "The file is no object or library for this platform: build it again, or remove flags that replace the compile, "
         "such as -E and -S.",
     ),
+    (r"cannot find \d+_\S+\.o\b", WROTE_NOTHING),
     (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),
     (
         r"(?:only available (?:from|with '?-std=)|support for the|requires?|needs?)\D*(?:20|c\+\+|C\+\+)(\d\w)\b"
@@ -144,6 +145,7 @@ _LOAD: tuple[tuple[str, str], ...] = (
         r"([^\s:]+): cannot open shared object file",
         r"Install \1, or add -Wl,-rpath,DIR with its directory to the linker's flags.",
     ),
+    (r"cannot be dlopen\(\)ed", "Remove -z nodlopen from the linker's flags."),
     (
         r"ended (?:by SIG|the process with status)",
         "Check the code that runs when the file is opened: static initializers, the module's init function, and "
