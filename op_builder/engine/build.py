@@ -233,15 +233,15 @@ class _Build:
         while True:
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
             command = [self.ninja, "-j", str(jobs)]
-            run = run_ninja(
+            status = run_ninja(
                 *(command, staging, staging / _LOG, self.options.cancel, self.options.progress, self.options.timeout_s),
                 is_for_target=self.toolset.is_for_target,
             )
-            if run.succeeded:
+            if status == 0:
                 return
-            ended = f"ninja: fatal: {signal.strsignal(-run.code)}" if run.code < 0 else ""
+            ended = f"ninja: fatal: {signal.strsignal(-status)}" if status < 0 else ""
             diagnosis = diagnose((staging / _LOG).read_text(errors="replace") or ended)
-            if jobs == 1 or not (run.killed or diagnosis.shortage):
+            if jobs == 1 or not (status == -signal.SIGKILL or diagnosis.shortage):
                 raise self._compile_error(diagnosis, staging)
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))) // 2)
             logger.warning(

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from op_builder import env
 from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands, CompileStep
@@ -72,21 +71,6 @@ exit 1
 _STARTER = 'echo $$ >&0; exec "$@" </dev/null'
 
 
-class NinjaRun(NamedTuple):
-    """How ninja ended: its exit status, or the negative number of the signal that ended it."""
-
-    code: int
-
-    @property
-    def succeeded(self) -> bool:
-        return self.code == 0
-
-    @property
-    def killed(self) -> bool:
-        """Whether ninja itself was, as by the kernel when memory runs out."""
-        return self.code == -signal.SIGKILL
-
-
 def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[CompileStep], directory: Path) -> None:
     """Write ``build.ninja`` for ``commands`` into the staging directory.
 
@@ -135,13 +119,16 @@ def run_ninja(
     timeout_s: float | None = None,
     *,
     is_for_target: bool = False,
-) -> NinjaRun:
+) -> int:
     """Run the steps of the ninja file in ``directory`` that have not succeeded yet; all output goes to ``log_path``.
 
     The compilers are ended with it when this process ends in any way, when ``cancel`` is set, or when the time is up.
 
     Args:
         timeout_s: that time; None for ``ACCEL_COMPILE_TIMEOUT_S``.
+
+    Returns:
+        ninja's exit status, or the negative number of the signal that ended it.
 
     Raises:
         ToolchainError: it did not end in time.
@@ -175,7 +162,7 @@ def run_ninja(
                     "Allow more time (ACCEL_COMPILE_TIMEOUT_S), or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
             time.sleep(_POLL_S)
-    return NinjaRun(process.returncode)
+    return int(process.returncode)
 
 
 @contextmanager
