@@ -46,7 +46,9 @@ def find_op(name: str, package: str | None = None) -> OpSpec:
     named = [spec for spec in specs if name in (spec.name, spec.builder)]
     if not named or named[0].unavailable is not None:
         classes = device_package(_SYCL_PACKAGE).classes
-        named = [*(cls().spec() for class_name, cls in classes.items() if name in (cls.NAME, class_name)), *named]
+        sycl = [cls().spec() for class_name, cls in classes.items() if name in (cls.NAME, class_name)]
+        note = f"the SYCL kernels of {_SYCL_PACKAGE}, which also accept CPU tensors; {package} has none"
+        named = [*(spec._replace(summary=f"{spec.summary} ({note})") for spec in sycl), *named]
     if named:
         return named[0]
     names = [spec.name for spec in specs]

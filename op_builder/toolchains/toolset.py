@@ -178,7 +178,7 @@ class Toolset(NamedTuple):
         cuda: None for a plan without CUDA sources.
         sycl: the SYCL runtime; None for a plan without SYCL.
         icpx: the SYCL compiler; None for a plan without SYCL sources.
-        is_for_target: whether they compile for another platform, without the variables that compilers read.
+        is_for_target: whether they compile for another platform, without this one's variables for compilers.
     """
 
     cxx: Compiler
@@ -192,7 +192,7 @@ class Toolset(NamedTuple):
         """The variables that are set and that the tools read."""
         tools = [tool for tool in (self.cxx, self.cuda, self.icpx) if tool is not None]
         if self.is_for_target:
-            return {}
+            return {name: value for name, value in env.read_by_compilers().items() if name in env.FOR_ANY_TARGET}
         words = {word for tool in tools for word in tool.variables}
         return env.read_by_compilers(words, (word for word in words if word.endswith("_") and len(word) > 2))
 

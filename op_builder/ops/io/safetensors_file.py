@@ -16,7 +16,6 @@ import torch
 from op_builder.errors import DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_operation import opened
-from op_builder.ops.io.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.ops.io.file_pieces import Handles, Progress, in_order, map_cached, read_blocks, read_plainly
 from op_builder.ops.io.safetensors_format import (
     LENGTH_BYTES,
@@ -27,6 +26,7 @@ from op_builder.ops.io.safetensors_format import (
 )
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_memory import new_memory
+from op_builder.system.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.system.records import RecordError
 
 _SHARED_BYTES = 8 << 20  # smaller tensors share memory, because one read for each would be slow

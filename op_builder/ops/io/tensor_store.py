@@ -15,7 +15,6 @@ import torch
 
 from op_builder.errors import DamagedTensorError
 from op_builder.ops.arguments import bounded_int, bytes_of
-from op_builder.ops.io.file_kinds import require_no_other_format
 from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Handles, Progress, write_plainly
 from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
@@ -23,6 +22,7 @@ from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, deco
 from op_builder.ops.io.tensor_store_memory import body_to_write, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
 from op_builder.ops.io.tensor_store_transfer import read_body, write_body
+from op_builder.system.file_kinds import require_no_other_format
 from op_builder.system.records import RecordError
 
 _RESTORE = "Save the tensor again, or restore the file from a backup; if nothing else wrote to it, suspect the device."

@@ -22,7 +22,7 @@ from op_builder.errors import (
     SourceNotFoundError,
     ToolchainError,
 )
-from tests.support.compilers import EndlessCompiler, needs_gxx, require_program
+from tests.support.compilers import EndlessCompiler, needs_gxx, program, require_program
 from tests.support.foreign_package import output_of
 from tests.support.small_ops import ENTRY, MODULE
 from tests.support.waiting import wait_until
@@ -94,6 +94,7 @@ def test_a_precompiled_header_of_the_user_counts(root: Path, tmp_path: Path) -> 
         ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "-lc", "g++"),
         ("", "-specs={tree}/number", "g++"),
         ("", "{tree}/libthin.a", "g++"),
+        ("", "{tree}/libvalue.so", "{tree}/unlisting-g++"),
     ],
 )
 def test_what_no_tool_lists_makes_each_process_build(
@@ -103,6 +104,10 @@ def test_what_no_tool_lists_makes_each_process_build(
         (tmp_path / name).touch()
     subprocess.run(["gcc", "-c", "member.c"], cwd=tmp_path, check=True)
     subprocess.run(["ar", "crT", "libthin.a", "member.o"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", "-shared", "member.o", "-o", "libvalue.so"], cwd=tmp_path, check=True)
+    # Its linker cannot list the files that it opens.
+    gxx = require_program("g++")
+    program(tmp_path / "unlisting-g++", f'case "$*" in *--help) exit;; esac\nexec {gxx} "$@"')
     texts = {"value.cpp": f"{line.format(tree=tmp_path)}\nint value() {{ return 1; }}\n"}
     code = f"""
 import logging, sys
@@ -112,8 +117,9 @@ recipe = Recipe("value", Binding.C, (), {texts!r}, link_flags=({flag.format(tree
 for _ in range(2):
     print(*build_library(recipe, cache_root={str(root)!r})[2:])
 """
+    cxx = compiler.format(tree=tmp_path) if "/" in compiler else require_program(compiler)
     for reason in ("the cache contains no", "no tool lists"):
-        warning, built, again = output_of("-c", code, CXX=require_program(compiler)).splitlines()
+        warning, built, again = output_of("-c", code, CXX=cxx).splitlines()
         assert warning.startswith("Each process builds 'value' again: no tool lists the inputs of ")
         assert built.startswith("False")
         assert reason in built
