@@ -135,7 +135,8 @@ def load_op(contest: Contest) -> None:
     before = {entry.directory for entry in cache.entries(contest.op)}
     with console.status(f"Loading {name}; the first time it is compiled, which takes some seconds ..."):
         started = time.perf_counter()
-        native = find_builder(contest.builder, contest.package or get_accelerator().op_builder_dir())().load()
+        builder = find_builder(contest.builder, contest.package or get_accelerator().op_builder_dir())
+        native = builder().load(verbose=False)  # a slow build logs its progress now and then
         duration_s = time.perf_counter() - started
     if {entry.directory for entry in cache.entries(contest.op)} - before:
         origin = f"cold load: compiled now, kept in {cache.root}"
