@@ -12,14 +12,13 @@ from typing import Any, TypeGuard
 
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
-from op_builder.cache.key import PlanKey
 from op_builder.cache.store import Cache
 from op_builder.catalog.registry import all_specs, device_package, registered_packages
 from op_builder.device import accelerator_facts, current_accelerator, current_package
 from op_builder.engine.commands import build_commands
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.load.decision import Decision, decide
-from op_builder.load.lookup import Lookup
+from op_builder.load.lookup import Lookup, Planned
 from op_builder.load.prebuilt import INDEX, read_index
 from op_builder.load.resolve import CACHED, PREBUILT, Candidate
 from op_builder.messages import did_you_mean
@@ -60,7 +59,7 @@ def op_row(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> O
 def _row(spec: OpSpec, found: Decision) -> OpRow:
     reason, remedy = found.rejection or Rejection("")
     notes = []
-    plan = guarded("plan", lambda: found.lookup.plan if found.lookup is not None else None)
+    plan = guarded("plan", lambda: found.lookup.planned.plan if found.lookup is not None else None)
     if isinstance(plan, BuildPlan) and plan.missing_dirs:
         notes.append(f"Include directories that do not exist are ignored: {', '.join(plan.missing_dirs)}.")
     prebuilt = found.prebuilt
@@ -203,10 +202,10 @@ def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> 
         "checks": [{"passed": not isinstance(outcome, Failed), **facts_of(outcome)} for outcome in checks],
         "cache_entry": _entry(cached),
     }
-    key = guarded("key", lambda: lookup.key) if lookup is not None else None
-    if lookup is None or not isinstance(key, PlanKey):
+    planned = guarded("key", lambda: lookup.planned) if lookup is not None else None
+    if lookup is None or not isinstance(planned, Planned):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
-    plan = lookup.plan
+    plan, toolset, key, _ = planned
     explained["miss"] = _miss(lookup) if cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
@@ -219,8 +218,8 @@ def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> 
     }
     explained["key"] = {"digest": key.digest, "parts": dict(key.parts)}
     commands: list[str] = []
-    if lookup.toolset is not None:
-        built = build_commands(plan, lookup.toolset)
+    if toolset is not None:
+        built = build_commands(plan, toolset)
         steps = [*(step.command for step in built.compile_steps), built.device_link]
         steps += [*built.stand_ins.values(), built.link]
         commands = [shlex.join(step) for step in steps if step]
@@ -263,7 +262,8 @@ def _miss(lookup: Lookup) -> dict[str, Any]:
     cache = lookup.cache
     for directory, rejection in cache.damaged.items():
         return {"nearest": str(directory), "differences": [f"{rejection.reason} It will be moved away and rebuilt."]}
-    nearest, differences = nearest_miss(cache.entries(lookup.plan.op), lookup.key, lookup.roots, cache.memo)
+    plan, _, key, roots = lookup.planned
+    nearest, differences = nearest_miss(cache.entries(plan.op), key, roots, cache.memo)
     return {"nearest": None if nearest is None else str(nearest.directory), "differences": differences}
 
 
