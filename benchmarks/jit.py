@@ -212,11 +212,10 @@ def measure_builds(counts: Counts, directory: Path) -> list[Figure]:
 
 def bare_commands_s(builder: OpBuilder) -> float:
     """Seconds of an op's compiler commands, run without the engine, with the same parallelism."""
-    request = Lookup(builder.spec(), builder.cache)
-    assert request.toolset is not None
+    plan, _, toolset = Lookup(builder.spec(), builder.cache).to_build()
     with tempfile.TemporaryDirectory() as directory:
-        commands = build_commands(request.plan, request.toolset, Path(directory))
-        for source in request.plan.sources:
+        commands = build_commands(plan, toolset, Path(directory))
+        for source in plan.sources:
             if source.text is not None:
                 (Path(directory) / source.path).write_text(source.text)
 
@@ -224,7 +223,7 @@ def bare_commands_s(builder: OpBuilder) -> float:
             subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         started = time.perf_counter()
-        with ThreadPoolExecutor(job_count(request.plan)) as pool:
+        with ThreadPoolExecutor(job_count(plan)) as pool:
             list(pool.map(run, [*(step.command for step in commands.compile_steps), *commands.stand_ins.values()]))
         run(commands.link)
         return time.perf_counter() - started

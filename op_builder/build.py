@@ -156,7 +156,8 @@ def _precompile(specs: Sequence[OpSpec], *, is_all: bool) -> int:
         )
     plain = {"plain": Lookup(recipe_spec(Recipe("plain", Binding.TORCH, (), {"plain.cpp": ""})), cache)}
     for name, lookup in (chosen or plain).items():
-        entry = precompiled.precompile(lookup.plan, lookup.require_toolset(), cache)
+        plan, _, toolset = lookup.to_build()
+        entry = precompiled.precompile(plan, toolset, cache)
         print(f"Precompiled torch/extension.h for {name}: {entry.directory}")
     return 0
 

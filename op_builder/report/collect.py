@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from op_builder.cache.compare import nearest_miss
-from op_builder.cache.key import PlanKey
 from op_builder.cache.store import Cache
 from op_builder.catalog.named import find_op
 from op_builder.catalog.registry import all_specs, registered_packages
@@ -16,7 +15,7 @@ from op_builder.device import accelerator_facts, current_accelerator, current_pa
 from op_builder.engine.commands import build_commands
 from op_builder.errors import AccelError
 from op_builder.load.decision import Decision, decide
-from op_builder.load.lookup import Lookup
+from op_builder.load.lookup import Lookup, Planned
 from op_builder.load.prebuilt import INDEX, read_index
 from op_builder.load.resolve import CACHED, PREBUILT, Candidate
 from op_builder.plan import BuildPlan
@@ -54,7 +53,7 @@ def op_row(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> O
 def _row(spec: OpSpec, found: Decision) -> OpRow:
     reason, remedy = found.rejection or Rejection("")
     notes = []
-    plan = guarded("plan", lambda: found.lookup.plan if found.lookup is not None else None)
+    plan = guarded("plan", lambda: found.lookup.planned.plan if found.lookup is not None else None)
     if isinstance(plan, BuildPlan) and plan.missing_dirs:
         notes.append(f"Include directories that do not exist are ignored: {', '.join(plan.missing_dirs)}.")
     prebuilt = found.prebuilt
@@ -134,10 +133,10 @@ def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> 
         "checks": [{"passed": not isinstance(outcome, Failed), **facts_of(outcome)} for outcome in checks],
         "cache_entry": _entry(cached),
     }
-    key = guarded("key", lambda: lookup.key) if lookup is not None else None
-    if lookup is None or not isinstance(key, PlanKey):
+    planned = guarded("key", lambda: lookup.planned) if lookup is not None else None
+    if lookup is None or not isinstance(planned, Planned):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
-    plan = lookup.plan
+    plan, toolset, key, _ = planned
     explained["miss"] = _miss(lookup) if cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
@@ -150,8 +149,8 @@ def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> 
     }
     explained["key"] = {"digest": key.digest, "parts": dict(key.parts)}
     commands: list[str] = []
-    if lookup.toolset is not None:
-        built = build_commands(plan, lookup.toolset)
+    if toolset is not None:
+        built = build_commands(plan, toolset)
         steps = [*(step.command for step in built.compile_steps), built.device_link]
         steps += [*built.stand_ins.values(), built.link]
         commands = [shlex.join(step) for step in steps if step]
@@ -194,7 +193,8 @@ def _miss(lookup: Lookup) -> dict[str, Any]:
     cache = lookup.cache
     for directory, rejection in cache.damaged.items():
         return {"nearest": str(directory), "differences": [f"{rejection.reason} It will be moved away and rebuilt."]}
-    nearest, differences = nearest_miss(cache.entries(lookup.plan.op), lookup.key, lookup.roots, cache.memo)
+    plan, _, key, roots = lookup.planned
+    nearest, differences = nearest_miss(cache.entries(plan.op), key, roots, cache.memo)
     return {"nearest": None if nearest is None else str(nearest.directory), "differences": differences}
 
 

@@ -314,7 +314,7 @@ def test_another_difference_is_named(
 
 def key(small: SmallBuilder, **variables: str) -> str:
     with env.scope(**variables):
-        return lookup(small).key.digest
+        return lookup(small).planned.key.digest
 
 
 @needs_gxx
@@ -365,8 +365,8 @@ def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text:
 def test_the_cpu_counts_where_a_wrapper_compiles_for_it(small: SmallBuilder, tmp_path: Path, text: str) -> None:
     compiler = program(tmp_path / "wrapper", f"exec {require_program('g++')} {text}")
     with env.scope(CXX=str(compiler), WRAPPED_FLAGS="-march=native"):
-        assert "cpu" in lookup(small).key.parts
-    assert "cpu" not in lookup(small).key.parts
+        assert "cpu" in lookup(small).planned.key.parts
+    assert "cpu" not in lookup(small).planned.key.parts
 
 
 @needs_gxx
