@@ -38,6 +38,9 @@ class DeepSpeedAccelerator(PinnedMemory, ABC):
     """One type of device: its devices, memory, streams, data types and op builders.
 
     Streams, events, graphs and device properties are objects of the device module, typed ``Any``.
+
+    Attributes:
+        supports_nvtx_domain: whether :meth:`range_push` and :meth:`range_pop` use ``domain``; a class attribute.
     """
 
     _name: str
@@ -63,7 +66,6 @@ class DeepSpeedAccelerator(PinnedMemory, ABC):
         """Whether the device blocks the host while its memory is full."""
 
     supports_nvtx_domain: bool = False
-    """Whether :meth:`range_push` and :meth:`range_pop` use ``domain``; a class attribute."""
 
     # Device ---------------------------------------------------------------------------------
 

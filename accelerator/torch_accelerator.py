@@ -434,7 +434,8 @@ class TorchAccelerator(DeepSpeedAccelerator):
         if backend not in supported:
             raise UnsupportedBackendError(
                 f"{backend!r} is not a torch.compile backend for {self.device_name()}; "
-                f"supported are {', '.join(sorted(supported))}."
+                f"supported are {', '.join(sorted(supported))}.",
+                "Pass one of these to set_compile_backend().",
             )
         self._compile_backend = backend
 

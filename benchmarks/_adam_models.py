@@ -125,32 +125,5 @@ def is_ours(result: ModelResult) -> bool:
     return result.contender == (OURS_8BIT if OURS_8BIT in result.case.contenders else OURS)
 
 
-def losses(peers: Sequence[str], steps: int, seeds: Sequence[int]) -> dict[str, list[float]]:
-    """For each contender with 8-bit moments, and ours in float32, the final loss for each seed."""
-    found: dict[str, list[float]] = {}
-    contenders = [OURS, OURS_8BIT, *_packed_peers(peers)]
-    with _measure.make_progress() as progress:
-        bar = progress.add_task(f"training for {steps} steps", total=len(contenders) * len(seeds))
-        for contender in contenders:
-            process = start(contender)
-            found[contender] = []
-            for seed in seeds:
-                found[contender].append(float(process.ask(do="train", steps=steps, seed=seed)["loss"]))
-                progress.advance(bar)
-            process.close()
-    return found
-
-
-def loss_table(found: dict[str, list[float]]) -> Table:
-    """One row for each contender."""
-    reference = statistics.mean(found[OURS])
-    rows = [
-        [name, ", ".join(f"{loss:.4f}" for loss in losses), f"{statistics.mean(losses) / reference - 1:+.2%}"]
-        for name, losses in found.items()
-    ]
-    columns = ("contender", "final loss for each seed", "above float32")
-    return Table("Training the model of examples/characters", columns, rows)
-
-
 def _packed_peers(peers: Sequence[str]) -> list[str]:
     return [name for name in ("bitsandbytes", "torchao") if name in peers]

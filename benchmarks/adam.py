@@ -29,7 +29,6 @@ OURS, LIMIT = "accel-ops", "limit"
 SEPARATE = "accel-ops, separate passes"
 FP32_MOMENTS = "accel-ops, fp32 moments"
 PEERS = ("torch", "deepspeed", "bitsandbytes", "torchao")
-TRAINING_STEPS = 600
 QUICK_NUMEL = 16 * MILLION
 PICTURE = _measure.IMAGES / "adam.png"
 PICTURE_8BIT = _measure.IMAGES / "adam_8bit.png"
@@ -237,13 +236,10 @@ def main() -> None:
     models: list[_adam_models.ModelResult] = []
     for model_case in _adam_models.model_cases(arguments.peers):
         models += _adam_models.run_case(model_case, 2 if arguments.quick else 15)
-    steps, seeds = (TRAINING_STEPS // 10, range(1)) if arguments.quick else (TRAINING_STEPS, range(3))
-    losses = _adam_models.losses(arguments.peers, steps, seeds)
     required = [*requirements(results), *temporaries(torch.get_num_threads())]
     tables = [
         result_table(results),
         _adam_models.model_table(models),
-        _adam_models.loss_table(losses),
         requirement_table(required),
     ]
     samples = {
@@ -255,7 +251,6 @@ def main() -> None:
             {"case": one.case.name, "contender": one.contender, "seconds": one.seconds, "state_bytes": one.state_bytes}
             for one in models
         ],
-        "losses": losses,
     }
     _measure.report("adam", arguments, machine, tables, samples)
     if arguments.write:

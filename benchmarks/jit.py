@@ -40,9 +40,6 @@ from op_builder.toolchains.jobs import job_count
 PEERS = ("deepspeed", "torch", "tvm-ffi")
 OURS = "accel-ops"
 LOAD_CPU_ADAM, LOAD_TEXT = PROGRAMS / "load_cpu_adam.py", PROGRAMS / "load_text.py"
-LOAD_PLAIN = PROGRAMS / "load_plain.py"
-# A small source may take this much longer than with torch's loader.
-PLAIN_FACTOR = 1.2
 PROCESSES = 8
 # A cold load may take this much longer than the bare commands: a quarter of a long build, else a constant.
 LONG_BUILD_S = 3.0
@@ -215,11 +212,10 @@ def measure_builds(counts: Counts, directory: Path) -> list[Figure]:
 
 def bare_commands_s(builder: OpBuilder) -> float:
     """Seconds of an op's compiler commands, run without the engine, with the same parallelism."""
-    request = Lookup(builder.spec(), builder.cache)
-    assert request.toolset is not None
+    plan, _, toolset = Lookup(builder.spec(), builder.cache).to_build()
     with tempfile.TemporaryDirectory() as directory:
-        commands = build_commands(request.plan, request.toolset, Path(directory))
-        for source in request.plan.sources:
+        commands = build_commands(plan, toolset, Path(directory))
+        for source in plan.sources:
             if source.text is not None:
                 (Path(directory) / source.path).write_text(source.text)
 
@@ -227,7 +223,7 @@ def bare_commands_s(builder: OpBuilder) -> float:
             subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         started = time.perf_counter()
-        with ThreadPoolExecutor(job_count(request.plan)) as pool:
+        with ThreadPoolExecutor(job_count(plan)) as pool:
             list(pool.map(run, [*(step.command for step in commands.compile_steps), *commands.stand_ins.values()]))
         run(commands.link)
         return time.perf_counter() - started
@@ -324,26 +320,6 @@ def measure_texts(peers: list[str], counts: Counts, directory: Path) -> list[Fig
     ]
 
 
-def measure_plain(counts: Counts, directory: Path) -> list[Figure]:
-    """Cold loads of files that include none of torch's headers, against torch's loader."""
-    made = 0
-
-    def load(loader: str, kind: str) -> float:
-        nonlocal made
-        made += 1
-        place = new_cache(directory)
-        variables = {"ACCEL_CACHE_DIR": place, "TORCH_EXTENSIONS_DIR": place}
-        return run_program(LOAD_PLAIN, f"{loader}.cpp_extension", kind, f"variant{made}", **variables)["load_s"]
-
-    def figure(name: str, kind: str) -> Figure:
-        loaders = {"op_builder": lambda: load("op_builder", kind), "torch": lambda: load("torch.utils", kind)}
-        samples = interleave(loaders, counts.cold, name)
-        limit_s = PLAIN_FACTOR * statistics.median(samples["torch"])
-        return Figure(f"{name}, cold", samples["op_builder"], limit_s, {"torch": samples["torch"]})
-
-    return [figure("plain library", "library"), figure("CPython module", "module")]
-
-
 def main() -> None:
     parser = _measure.make_parser("jit", __doc__, "one cold and five warm processes for each figure", PEERS)
     arguments = parser.parse_args()
@@ -358,8 +334,6 @@ def main() -> None:
             "Cold loads and the compiler's own time": measure_builds(counts, directory),
             "load_inline": measure_texts(arguments.peers, counts, directory),
         }
-        if "torch" in arguments.peers:
-            sections["Files without torch's headers"] = measure_plain(counts, directory)
     tables = [figure_table(title, figures) for title, figures in sections.items()]
     _measure.report("jit", arguments, machine, tables, sections)
 

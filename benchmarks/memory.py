@@ -14,16 +14,9 @@ from benchmarks import _measure
 from benchmarks._measure import IMAGES, Table, at_most, duration, interleave, requirement_table
 from benchmarks._peers import PROGRAMS
 from benchmarks._processes import run_program
+from benchmarks.programs.training_memory import WAYS
 
 PICTURE = IMAGES / "training_memory.png"
-WAYS = (
-    "torch, step()",
-    "torch, a hook for each parameter",
-    "accel-ops, step()",
-    "accel-ops, bfloat16 gradients",
-    "accel-ops, in_backward",
-    "accel-ops, in_backward, 8-bit",
-)
 LAYERS, WIDTH = 48, 2048
 
 

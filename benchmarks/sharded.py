@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks import _measure
 from benchmarks._peers import PROGRAMS
 from benchmarks._processes import run_program
+from benchmarks.programs.sharded_steps import CONTENDERS, LAYERS, WIDTH
 
-CONTENDERS = ("accel-ops", "accel-ops, 8-bit", "torch foreach", "torch fused")
-PARAMETERS = 80 * (512 * 512 + 512)  # programs/sharded_steps.py
+PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 STEPS = 1000
 ROUNDS = 3
 

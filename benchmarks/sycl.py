@@ -88,107 +88,42 @@ def optimizer_cases(numel: int) -> Iterator[Case]:
     yield Case(f"FusedLion, {numel >> 20}M fp32", "the CPU op", *lions)
 
 
-def torch_quantize(x: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+def torch_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize blocks of 256 to int8 codes, written with torch."""
     blocks = x.view(-1, 256)
-    scales = blocks.abs().amax(1, keepdim=True) / largest
-    return (blocks / scales).round().clamp(-largest, largest).to(torch.int8), scales
-
-
-def torch_quantize_4bit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with four bits."""
-    codes, scales = torch_quantize(x, 7)
-    pairs = codes.view(torch.uint8).view(-1, 2) & 15
-    return pairs[:, 0] | (pairs[:, 1] << 4), scales
-
-
-_WEIGHTS = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
-_SHIFTS = torch.tensor([7, 6, 5, 4, 3, 2, 1, 0], dtype=torch.uint8)
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    return (blocks / scales).round().clamp(-127, 127).to(torch.int8), scales
 
 
 def torch_packbits(x: torch.Tensor) -> torch.Tensor:
     """Pack bytes of zeros and ones into bits, written with torch."""
-    return (x.view(-1, 8) * _WEIGHTS).sum(1, dtype=torch.uint8)
+    weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
+    return (x.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
 
 
-def torch_unpackbits(packed: torch.Tensor) -> torch.Tensor:
-    """The reverse."""
-    return ((packed[:, None] >> _SHIFTS) & 1).view(-1)
-
-
-def repeated(count: int, work: Work) -> None:
-    """Repeat work that is too short to time."""
-    for _ in range(count):
-        work()
-
-
-def function_cases(numel: int) -> list[Case]:
-    """The functions against torch."""
-    size = f"{numel >> 20}M"
-    cases = []
-    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")):
-        x = torch.randn(numel).to(dtype)
-        rows, weight = x.view(-1, 4096), torch.ones(4096, dtype=dtype)
-        residual = torch.zeros_like(rows)
-        norm = torch.nn.functional.rms_norm
-
-        def torch_residual(rows: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.rms_norm(residual.add_(rows), (4096,), weight, 1e-6)
-
-        codes, scales = ops.quantize_blocks(x)
-        cases += [
-            Case(
-                f"rms_norm, {size} {name}, rows of 4,096",
-                "torch rms_norm",
-                partial(ops.rms_norm, rows, weight),
-                partial(norm, rows, (4096,), weight, 1e-6),
-            ),
-            Case(
-                f"rms_norm with residual, {size} {name}",
-                "torch add_, rms_norm",
-                partial(ops.rms_norm, rows, weight, 1e-6, residual),
-                partial(torch_residual, rows, residual.clone(), weight),
-            ),
-            Case(
-                f"quantize_blocks, 8 bits, {size} {name}",
-                "torch, five passes",
-                partial(ops.quantize_blocks, x),
-                partial(torch_quantize, x, 127),
-            ),
-            Case(
-                f"dequantize_blocks, 8 bits, {size} {name}",
-                "torch mul",
-                partial(ops.dequantize_blocks, codes, scales, x.shape, dtype),
-                partial(torch.mul, codes.view(-1, 256), scales[:, None].to(dtype)),
-            ),
-        ]
-    row, weight = torch.randn(1, 4096), torch.ones(4096)
-    module = xpu.RMSNormBuilder().load()
-    x = torch.randn(numel)
-    bits = (torch.rand(numel) > 0.5).to(torch.uint8)
-    packed = ops.packbits(bits)
-    return [
-        *cases,
-        Case(
-            f"quantize_blocks, 4 bits, {size} fp32",
-            "torch, seven passes",
-            partial(ops.quantize_blocks, x, 4),
-            partial(torch_quantize_4bit, x),
+def function_cases(numel: int) -> Iterator[Case]:
+    """The functions on float32 against torch."""
+    size, norm = f"{numel >> 20}M", torch.nn.functional.rms_norm
+    x, weight = torch.randn(numel), torch.ones(4096)
+    rows, bits = x.view(-1, 4096), (x > 0).to(torch.uint8)
+    codes, scales = ops.quantize_blocks(x)
+    for name, peer, sycl, other in (
+        (
+            "rms_norm, rows of 4,096",
+            "torch rms_norm",
+            partial(ops.rms_norm, rows, weight),
+            partial(norm, rows, (4096,), weight, 1e-6),
         ),
-        Case(f"packbits, {size}", "torch mul, sum", partial(ops.packbits, bits), partial(torch_packbits, bits)),
-        Case(
-            f"unpackbits, {size}",
-            "torch shift, and",
-            partial(ops.unpackbits, packed),
-            partial(torch_unpackbits, packed),
+        ("quantize_blocks, 8 bits", "torch, five passes", partial(ops.quantize_blocks, x), partial(torch_quantize, x)),
+        (
+            "dequantize_blocks, 8 bits",
+            "torch mul",
+            partial(ops.dequantize_blocks, codes, scales, x.shape),
+            partial(torch.mul, codes.view(-1, 256), scales[:, None]),
         ),
-        Case(
-            "rms_norm, 1,000 calls with one row of 4,096",
-            "the loaded module",
-            partial(repeated, 1000, partial(ops.rms_norm, row, weight)),
-            partial(repeated, 1000, partial(module.rms_norm, row, weight)),
-        ),
-    ]
+        ("packbits", "torch mul, sum", partial(ops.packbits, bits), partial(torch_packbits, bits)),
+    ):
+        yield Case(f"{name}, {size}", peer, sycl, other)
 
 
 def seconds_of(work: Work) -> float:

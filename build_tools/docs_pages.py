@@ -22,7 +22,7 @@ IN_SOURCES_ONLY = re.compile(r"^In a checkout, `make docs` .*\n", re.MULTILINE)
 HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
 CELL, TEXT = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=>)[^<]+")
 BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line in a table may end
-NARROW_BREAK = re.compile(r"(?<=\w{3}_)(?=\w{3})")  # where it may end on a phone
+NARROW_BREAK = re.compile(r"(?<=\w{3}_)(?=\w{3})|(?<=\w)(?=Builder\b)")  # where it may end on a phone
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 

@@ -6,8 +6,7 @@ The text is the source of Python's standard library; the accelerator chooses the
 native code that is compiled the first time and loaded from the cache after that. On a GPU it works on float32
 masters in host memory: gradients are copied to the host, parameters to the device.
 
-    python -m examples.train_characters [--steps 200] [--seed 0] [--out out] [--host-masters] [--dtype bfloat16]
-        [--kernels sycl]
+    python -m examples.train_characters [--steps 200] [--seed 0] [--host-masters] [--dtype bfloat16] [--kernels sycl]
 """
 
 from __future__ import annotations
@@ -15,41 +14,30 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from accelerator import get_accelerator
-from examples.characters.comparison import compare, draw
+from examples.characters.comparison import compare
 from examples.characters.program import (
     console,
     exit_status,
-    make_directory,
     make_parser,
     require_positive,
     train_with_progress,
 )
 from examples.characters.text import standard_library
-from examples.characters.training import Recipe, Run
+from examples.characters.training import Recipe
 from op_builder.cache.store import Cache
 from op_builder.catalog.registry import find_builder
 from op_builder.ops import CPUAdam, SYCLFusedAdam
 
-PICTURE = "loss_curves.png"
 SAMPLE_START = "\n    def "
 SAMPLE_LENGTH = 400
-
-
-@dataclass(frozen=True)
-class Contender:
-    """An AdamW: its name and its class."""
-
-    name: str
-    make: Callable[..., Optimizer]
 
 
 @dataclass(frozen=True)
@@ -57,21 +45,20 @@ class Contest:
     """Two optimizers to compare.
 
     Attributes:
-        package: the builders that ``ours`` comes from; None for the accelerator's own.
+        makers: by their names, the classes of ours and of the reference.
+        package: the builders that ours comes from; None for the accelerator's own.
     """
 
-    ours: Contender
-    reference: Contender
+    makers: dict[str, Callable[..., Optimizer]]
     op: str
     builder: str
     package: str | None = None
 
 
-CPU_ADAM = Contender("CPUAdam", CPUAdam)
 CONTESTS = {
-    "cpu": Contest(CPU_ADAM, Contender("torch AdamW", torch.optim.AdamW), "cpu_adam", "CPUAdamBuilder"),
+    "cpu": Contest({"CPUAdam": CPUAdam, "torch AdamW": torch.optim.AdamW}, "cpu_adam", "CPUAdamBuilder"),
     "sycl": Contest(
-        Contender("SYCLFusedAdam", SYCLFusedAdam), CPU_ADAM, "fused_adam", "FusedAdamBuilder", "op_builder.xpu"
+        {"SYCLFusedAdam": SYCLFusedAdam, "CPUAdam": CPUAdam}, "fused_adam", "FusedAdamBuilder", "op_builder.xpu"
     ),
 }
 
@@ -84,7 +71,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__, steps=200)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="directory of the picture (default: out)")
     parser.add_argument(
         "--host-masters",
         action="store_true",
@@ -104,12 +90,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     require_positive(parser, options, "steps", "threads")
-    make_directory(parser, options.out)
     return options
 
 
 def demonstrate(options: argparse.Namespace) -> int:
-    """Load the op, train twice, compare, draw, and generate text."""
+    """Load the op, train twice, compare, and generate text."""
     # One thread by default: matrices this small gain little from a second one and lose much if another program
     # uses its core, because the threads wait for each other after every operation.
     torch.set_num_threads(options.threads)
@@ -128,26 +113,14 @@ def demonstrate(options: argparse.Namespace) -> int:
     console.print(f"Training on {accelerator.device_name()} in {options.dtype}, optimizer {where}.")
     console.print(f"{len(corpus.train):,} characters of the standard library, {len(corpus.alphabet)} distinct.\n")
 
-    def run(contender: Contender) -> Run:
-        def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
-            numbers = {"lr": recipe.learning_rate, "betas": recipe.betas, "weight_decay": recipe.weight_decay}
-            return contender.make(parameters, **numbers)
-
-        return train_with_progress(contender.name, make, corpus, recipe)
-
-    ours, reference = run(contest.ours), run(contest.reference)
+    numbers = {"lr": recipe.learning_rate, "betas": recipe.betas, "weight_decay": recipe.weight_decay}
+    ours, reference = (
+        train_with_progress(name, partial(make, **numbers), corpus, recipe) for name, make in contest.makers.items()
+    )
     agreement = compare(ours.losses, reference.losses, (ours.validation_loss, reference.validation_loss), dtype)
     verdict = "agree within rounding" if agreement.ok else "DO NOT AGREE"
     style = "green" if agreement.ok else "bold red"
-    names = f"{contest.ours.name} and {contest.reference.name}"
-    console.print(f"\n{names} {verdict}: {agreement.sentence()}.", style=style)
-    picture = options.out / PICTURE
-    try:
-        curves = {contest.ours.name: ours.losses, contest.reference.name: reference.losses}
-        draw(picture, curves, agreement.limits)
-        console.print(f"Loss curves: {picture}")
-    except ImportError:
-        console.print("No picture, because matplotlib is not installed: pip install matplotlib", markup=False)
+    console.print(f"\n{' and '.join(contest.makers)} {verdict}: {agreement.sentence()}.", style=style)
 
     written = ours.model.write(corpus.encode(SAMPLE_START), SAMPLE_LENGTH, seed=options.seed)
     console.print("\nWhat the model writes:", style="bold")
@@ -158,11 +131,12 @@ def demonstrate(options: argparse.Namespace) -> int:
 
 def load_op(contest: Contest) -> None:
     """Load the native code; print the time and where it came from."""
-    cache = Cache()
+    cache, name = Cache(), next(iter(contest.makers))
     before = {entry.directory for entry in cache.entries(contest.op)}
-    with console.status(f"Loading {contest.ours.name}; the first time it is compiled, which takes some seconds ..."):
+    with console.status(f"Loading {name}; the first time it is compiled, which takes some seconds ..."):
         started = time.perf_counter()
-        native = find_builder(contest.builder, contest.package or get_accelerator().op_builder_dir())().load()
+        builder = find_builder(contest.builder, contest.package or get_accelerator().op_builder_dir())
+        native = builder().load(verbose=False)  # a slow build logs its progress now and then
         duration_s = time.perf_counter() - started
     if {entry.directory for entry in cache.entries(contest.op)} - before:
         origin = f"cold load: compiled now, kept in {cache.root}"
@@ -172,7 +146,7 @@ def load_op(contest: Contest) -> None:
         origin = "from the installed wheel, compiled with it"
     duration = f"{duration_s:.2f} s" if duration_s >= 1 else f"{duration_s * 1e3:.1f} ms"
     arithmetic = f"{native.isa} arithmetic" if native.isa else "SYCL kernels"
-    console.print(f"{contest.ours.name} loaded in [bold]{duration}[/bold] ({origin}), {arithmetic}.")
+    console.print(f"{name} loaded in [bold]{duration}[/bold] ({origin}), {arithmetic}.")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(builder, name)
     if name.endswith("Builder"):
-        from op_builder.catalog.current import current_builder
+        from op_builder.catalog.named import current_builder
         from op_builder.errors import UnknownBuilderError, UnknownOpError
 
         try:

@@ -20,6 +20,7 @@ from typing import Any
 from op_builder import env
 from op_builder.builder.inline import recipe_spec
 from op_builder.cache.store import Cache
+from op_builder.catalog.named import find_op
 from op_builder.catalog.registry import all_specs
 from op_builder.command_line import reports_errors, run_main
 from op_builder.device import requested_package
@@ -32,7 +33,6 @@ from op_builder.plan import Binding
 from op_builder.prebuild.batch import OpProgress, OpResult, build_all
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.recipe import Recipe
-from op_builder.report.collect import find_op
 from op_builder.spec import OpSpec
 from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.target import Target, requested_target
@@ -156,7 +156,8 @@ def _precompile(specs: Sequence[OpSpec], *, is_all: bool) -> int:
         )
     plain = {"plain": Lookup(recipe_spec(Recipe("plain", Binding.TORCH, (), {"plain.cpp": ""})), cache)}
     for name, lookup in (chosen or plain).items():
-        entry = precompiled.precompile(lookup.plan, lookup.require_toolset(), cache)
+        plan, _, toolset = lookup.to_build()
+        entry = precompiled.precompile(plan, toolset, cache)
         print(f"Precompiled torch/extension.h for {name}: {entry.directory}")
     return 0
 

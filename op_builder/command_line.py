@@ -28,6 +28,10 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
     """
     _open_closed_streams()
     try:
+        os.getcwd()
+    except FileNotFoundError:  # torch's libraries end the process
+        sys.exit("The current directory was removed. Remedy: change to a directory that exists (cd ~).")
+    try:
         try:
             status = main()
         finally:

@@ -341,9 +341,6 @@ ACCEL_HOST_ID = _text(
     "Name of this host for the distributed backend; ranks with the same name share memory.",
     "derived from boot, PID and network namespaces and user",
 )
-ACCEL_DISTRIBUTED_ACROSS = _declare(
-    "ACCEL_DISTRIBUTED_ACROSS", _OneOf("gloo", "ccl"), "gloo", "The backend between hosts."
-)
 CCL_ROOT = _optional("CCL_ROOT", _parse_path, "oneCCL installation to use.", "Intel's wheels, else the system's")
 
 # Read by oneCCL; set in this process when its op is opened, unless the user has set them -------------------
@@ -373,12 +370,15 @@ ACCEL_SET_FOR_SYCL = _text(
 # part of the key. Not all of OMPI_: mpirun gives each rank its own values.
 _READ_BY_COMPILERS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH"),
-    *("GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
+    *("LDEMULATION", "GNUTARGET"),
+    *("SOURCE_DATE_EPOCH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
     *("SDKROOT", "MACOSX_DEPLOYMENT_TARGET", "DEVELOPER_DIR", "TOOLCHAINS"),
     *("NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS", "NIX_HARDENING", "NIX_ENFORCE", "SPACK_", "CRAYPE_"),
     *("OMPI_CC", "OMPI_CXX", "OMPI_CFLAGS", "OMPI_CPPFLAGS", "OMPI_LDFLAGS", "OMPI_LIBS", "MPICH_C", "I_MPI_C"),
     *("CCACHE_BASEDIR", "CCACHE_CC", "CCACHE_COMPILER", "CCACHE_IGNORE", "CCACHE_P", "CCACHE_SLOPPINESS"),
 )
+# Those of them that hold for another platform, too.
+FOR_ANY_TARGET = {SOURCE_DATE_EPOCH.name}
 # With these, compilers write the names of the headers elsewhere, or not all of them.
 _DEPENDENCY_VARIABLES = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
 
@@ -402,7 +402,7 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
     Args:
         is_for_target: omit the variables that compilers read; their values are for this machine.
     """
-    omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers() if is_for_target else ()))
+    omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers().keys() - FOR_ANY_TARGET if is_for_target else ()))
     return child_environment(**dict.fromkeys(omitted), LC_ALL="C", **changes)
 
 

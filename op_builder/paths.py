@@ -96,16 +96,17 @@ def is_native(path: Path) -> bool:
 
 def outermost_bases(owner: type | None) -> list[Path]:
     """The directory that contains the outermost package of ``owner``, then those of its foreign base classes."""
-    return list(dict.fromkeys(_bases_of(cls)[-1] for cls in _foreign_classes(owner)))
+    return list(dict.fromkeys(_bases_of(cls)[-1] for cls in _foreign_classes(owner))) if owner is not None else []
 
 
 def _bases(owner: type | None) -> list[Path]:
+    if owner is None:
+        return [native_root()]
     return [*dict.fromkeys(base for cls in _foreign_classes(owner) for base in _bases_of(cls)), native_root()]
 
 
-def _foreign_classes(owner: type | None) -> list[type]:
-    classes = owner.__mro__ if owner is not None else ()
-    return [cls for cls in classes if cls.__module__.partition(".")[0] not in ("builtins", "abc", "op_builder")]
+def _foreign_classes(owner: type) -> list[type]:
+    return [cls for cls in owner.__mro__ if cls.__module__.partition(".")[0] not in ("builtins", "abc", "op_builder")]
 
 
 def _bases_of(cls: type) -> list[Path]:

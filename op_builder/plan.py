@@ -19,28 +19,26 @@ if TYPE_CHECKING:
 
 
 class Binding(enum.Enum):
-    """How an op's binary registers its functions with Python."""
+    """How an op's binary registers its functions with Python.
+
+    Attributes:
+        STABLE: the LibTorch Stable ABI, through ``torch_c/library.h`` or ``bindings/stable_library.h``; the binary fits
+            every torch >= 2.10 and every CPython. This project's ops use it.
+        TORCH: a pybind11 or CPython module, a ``TORCH_LIBRARY`` or a ``STABLE_TORCH_LIBRARY``; the engine detects which
+            one in the built file.
+        LIBRARY: as ``TORCH``; a file with neither module nor ops is also accepted, and opened by ctypes.
+        TVM_FFI: functions that ``TVM_FFI_DLL_EXPORT_TYPED_FUNC`` of apache-tvm-ffi exports; the binary uses neither
+            torch nor Python, and ``load()`` returns a ``tvm_ffi.Module``.
+        PYTHON: a CPython module without torch, such as those of nanobind and pybind11.
+        C: a library for ``ctypes``, which uses neither torch nor Python.
+    """
 
     STABLE = "stable"
-    """The LibTorch Stable ABI, through ``torch_c/library.h`` or ``bindings/stable_library.h``; the binary fits every
-    torch >= 2.10 and every CPython. This project's ops use it."""
-
     TORCH = "torch"
-    """A pybind11 or CPython module, a ``TORCH_LIBRARY`` or a ``STABLE_TORCH_LIBRARY``; the engine detects which one in
-    the built file."""
-
     LIBRARY = "library"
-    """As ``TORCH``; a file with neither module nor ops is also accepted, and opened by ctypes."""
-
     TVM_FFI = "tvm_ffi"
-    """Functions that ``TVM_FFI_DLL_EXPORT_TYPED_FUNC`` of apache-tvm-ffi exports; the binary uses neither torch nor
-    Python, and ``load()`` returns a ``tvm_ffi.Module``."""
-
     PYTHON = "python"
-    """A CPython module without torch, such as those of nanobind and pybind11."""
-
     C = "c"
-    """A library for ``ctypes``, which uses neither torch nor Python."""
 
     @property
     def uses_torch(self) -> bool:

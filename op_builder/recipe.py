@@ -118,10 +118,14 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
         sources.append(_namespace_source(facts.namespace, recipe))
     if not sources:
         raise ArgumentError(f"{recipe.where} has no sources.", "Name at least one source or text.")
-    is_stable = recipe.binding is Binding.STABLE
-    standard, defines = _standard(recipe.binding), _defines(module_name, recipe.binding)
-    host_flags = _STABLE_HOST_FLAGS if is_stable else ()
+    host_flags: tuple[str, ...] = ()
     nvcc_flags: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+    standard = _standard(recipe.binding)
+    if recipe.binding is Binding.STABLE:
+        host_flags, defines = _STABLE_HOST_FLAGS, (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
+    elif recipe.binding.uses_torch:
+        defines = (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
     if recipe.uses_cuda:
         host = tuple(f"-Xcompiler={flag}" for flag in host_flags)
         nvcc_flags = (standard, "-O3", *host, *defines, *recipe.nvcc_flags)
@@ -192,7 +196,8 @@ def normalized(recipe: Recipe) -> Recipe:
 
 def _objects(name: str, recipe: Recipe) -> list[Source]:
     path = paths.resolve(name, recipe.owner)
-    source = Source(path, paths.label(path, recipe.owner), _language(path, recipe), recipe.source_flags.get(name, ()))
+    label = paths.label(path, recipe.owner) if os.path.isabs(name) else name
+    source = Source(path, label, _language(path, recipe), recipe.source_flags.get(name, ()))
     if name not in recipe.parts:
         return [source]
     return [source._replace(flags=(*source.flags, f"-DACCEL_PART={part}")) for part in range(recipe.parts[name])]
@@ -258,14 +263,6 @@ _HOST_OPTIMIZATION = "-O2"
 def _standard(binding: Binding) -> str:
     """The flag for the C++ standard that the binding's headers need. A builder's own -std wins where it is newer."""
     return "-std=c++20" if binding.uses_torch_cxx and torch_install().release >= (2, 12) else "-std=c++17"
-
-
-def _defines(module_name: str, binding: Binding) -> tuple[str, ...]:
-    if binding is Binding.STABLE:
-        return (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
-    if not binding.uses_torch:
-        return ()
-    return f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H"
 
 
 def text_list(items: object, where: str) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -29,17 +29,18 @@ _CACHED = "This file system does not support O_DIRECT: the figures mostly measur
 _DIRECT = "All bytes bypassed the page cache. On a virtual or network disk, the host's cache is in the figures."
 _PIECE_BYTES = 128 << 20  # of one request; the queue runs empty between two
 _SPARE_BYTES = 64 << 20  # left to other programs on the disk
-_FINALISTS, _REPEATS = 5, 4
-# (single_submit, overlap_events); all other measurements use (False, True)
-_SUBMISSIONS = ((False, False), (True, True), (True, False))
+_ROUNDS, _FINALISTS, _REPEATS = 2, 5, 4
+
+Choices = Sequence[Mapping[str, Any]]
+"""Values of some settings by their names, of which one is the fastest."""
 
 
 class Settings(NamedTuple):
     """The arguments of :meth:`AsyncIOModule.aio_handle`, by their names."""
 
     engine: str
-    block_size: int
-    queue_depth: int
+    block_size: int = 1 << 20
+    queue_depth: int = 32
     single_submit: bool = False
     overlap_events: bool = True
     intra_op_parallelism: int = 1
@@ -59,14 +60,22 @@ class Measurement(NamedTuple):
         return 2 / (1 / self.read_bytes_per_s + 1 / self.written_bytes_per_s)
 
 
-class Grid(NamedTuple):
-    """What is tried; ``rounds`` is how often all block sizes and queue depths are measured, one after another."""
+def _products(**values: Sequence[Any]) -> Choices:
+    return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
 
-    engines: tuple[str, ...]
-    block_sizes: tuple[int, ...] = (128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20)
-    queue_depths: tuple[int, ...] = (8, 32, 128)
-    threads: tuple[int, ...] = (2, 4)
-    rounds: int = 3
+
+_SUBMISSIONS = _products(single_submit=(False, True), overlap_events=(True, False))
+COORDINATES = (
+    _products(block_size=[size << 10 for size in (128, 256, 512, 1024, 2048, 8192)], queue_depth=(8, 32, 128)),
+    _products(intra_op_parallelism=(1, 2, 4)),
+    _SUBMISSIONS,
+)
+"""What is tried for each engine, one after the other, each around the best so far."""
+_QUICK = (
+    _products(block_size=(256 << 10, 1 << 20), queue_depth=(8, 32)),
+    _products(intra_op_parallelism=(1, 2)),
+    _SUBMISSIONS,
+)
 
 
 @reports_errors
@@ -81,7 +90,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     )
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
-    add("--size", type=_size, metavar="SIZE", help="size of the scratch file (default: 1G; with --quick: 64M)")
+    add("--size", type=parse_size, metavar="SIZE",
+        help="size of the scratch file, at least 1M (default: 1G; with --quick: 64M)")  # fmt: skip
     add("--seconds", type=number("0.001 to 3600 seconds", 1e-3, 3600, float), metavar="S",
         help="minimum time of each measurement in each direction (default: 0.15; with --quick: 0.05)")  # fmt: skip
     add("--quick", action="store_true", help="fewer settings, for an estimate within seconds")
@@ -91,39 +101,35 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="where to write the settings (default: aio_settings.json)")  # fmt: skip
     add("--json", action="store_true", help="print all measurements as one JSON object")
     options = parser.parse_args(arguments)
-    size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
-    if not os.path.isdir(options.output.absolute().parent):  # Path.is_dir() raises for a name that is too long
-        raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or pass another --output.")
-    _require_room(options.directory, size_bytes)
-    engines, reasons = _engines(options.engine)  # compiles the op at its first use
-    grid = Grid(engines, (256 << 10, 1 << 20), (8, 32), (2,), 1) if options.quick else Grid(engines)
+    size_bytes = max(1 << 20, options.size or (64 << 20 if options.quick else 1 << 30))
+    _require_places(options.directory, options.output, size_bytes)
+    rejected = _async_io().rejected_engines()  # compiles the op at its first use
+    engines = _engines(options.engine, rejected)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
-    console = Console(stderr=True)
-    if not console.is_terminal:  # where no status is shown
-        console.print(f"Measuring {', '.join(engines)} with a file of {size_text(size_bytes)}...")
-    with console.status("writing the scratch file") as status, bench(options.directory, size_bytes, seconds) as measure:
-        found, failed = search(grid, measure, lambda settings: status.update(f"measuring {' '.join(_row(settings))}"))
+    with Console(stderr=True).status("measuring"), bench(options.directory, size_bytes, seconds) as measure:
+        found, failed = search(engines, _QUICK if options.quick else COORDINATES, measure)
+    best = found[0].settings._asdict()
+    # Without the default engine: another machine may have another one.
+    is_default = best["engine"] == next(name for name in storage_engines.ENGINES if name not in rejected)
+    portable = {name: value for name, value in best.items() if name != "engine" or not is_default}
     try:
-        options.output.write_text(json.dumps(_portable(found[0].settings), indent=1) + "\n")
+        options.output.write_text(json.dumps(portable, indent=1) + "\n")
     except OSError as error:
         raise AccelError(f"{options.output} cannot be written: {error.strerror}.", "Pass another --output.") from None
     if options.json:
-        data = {
-            "best": _data(found[0]),
-            "measured": [_data(one) for one in found],
-            "size_bytes": size_bytes,
-            "output": str(options.output),
-            "refused_engines": reasons,
-            "refused_settings": failed,
-        }
-        print(json.dumps(data, indent=1))
+        measured = [{**one._asdict(), "settings": one.settings._asdict()} for one in found]
+        data = {"best": measured[0], "measured": measured, "size_bytes": size_bytes, "output": str(options.output)}
+        print(json.dumps({**data, "refused_engines": rejected, "refused_settings": failed}, indent=1))
     else:
-        _print(found, failed, reasons, options.output)
+        _print(found, {**rejected, **failed}, options.output)
     return 0
 
 
-def _require_room(directory: Path, size_bytes: int) -> None:
-    if not os.path.isdir(directory):  # Path.is_dir() raises for a name that is too long
+def _require_places(directory: Path, output: Path, size_bytes: int) -> None:
+    # Path.is_dir() raises for a name that is too long.
+    if not os.path.isdir(output.absolute().parent):
+        raise AccelError(f"The directory of {output} does not exist.", "Create it, or pass another --output.")
+    if not os.path.isdir(directory):
         what = "not a directory" if os.path.exists(directory) else "missing"
         raise AccelError(f"{directory} is {what}.", "Pass a directory on the disk to measure.")
     free = shutil.disk_usage(directory).free
@@ -134,26 +140,6 @@ def _require_room(directory: Path, size_bytes: int) -> None:
         )
 
 
-def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The engines to measure, and why others are not."""
-    forced = env.ACCEL_AIO_ENGINE.get()
-    if forced and any(name != forced for name in requested or ()):
-        raise AccelError(
-            f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."
-        )
-    names = list(dict.fromkeys(requested or ([forced] if forced else storage_engines.ENGINES)))
-    found = _rejected_engines()
-    rejected = {name: found[name] for name in names if name in found}
-    if rejected and (requested or forced):
-        raise storage_engines.unusable_engine(*next(iter(rejected.items())))
-    return tuple(name for name in names if name not in rejected), rejected
-
-
-def _rejected_engines() -> dict[str, str]:
-    rejected: dict[str, str] = _async_io().rejected_engines()
-    return rejected
-
-
 def _async_io() -> Any:
     from op_builder.ops.declare import load_host
     from op_builder.ops.io.async_io import OP
@@ -161,10 +147,24 @@ def _async_io() -> Any:
     return load_host(OP)
 
 
+def _engines(requested: list[str] | None, rejected: Mapping[str, str]) -> list[str]:
+    """The engines to measure."""
+    forced = env.ACCEL_AIO_ENGINE.get()
+    names = list(dict.fromkeys(requested or ([forced] if forced else ())))
+    if forced and names != [forced]:
+        raise AccelError(
+            f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."
+        )
+    for name in names:
+        if name in rejected:
+            raise storage_engines.unusable_engine(name, rejected[name])
+    return names or [name for name in storage_engines.ENGINES if name not in rejected]
+
+
 def search(
-    grid: Grid, measure: Callable[[Settings], Measurement], on_step: Callable[[Settings], object] = lambda _: None
+    engines: Sequence[str], coordinates: Sequence[Choices], measure: Callable[[Settings], Measurement]
 ) -> tuple[list[Measurement], dict[str, str]]:
-    """Measure block sizes and queue depths in all combinations, then the rest around each engine's best.
+    """Measure the choices of one coordinate after the other, around each engine's best; then the best of all in turns.
 
     Returns:
         The medians of all settings, the best for both directions first; and the settings that the system refused.
@@ -177,37 +177,30 @@ def search(
 
     def try_all(candidates: Iterable[Settings]) -> None:
         for settings in candidates:
-            on_step(settings)
             try:
                 measured.setdefault(settings, []).append(measure(settings))
             except AccelError as error:  # an engine may refuse a queue of that size
                 del measured[settings]
                 failed[" ".join(_row(settings))] = error.message
 
-    def medians() -> list[Measurement]:
+    def ranked() -> list[Measurement]:
         rates = [Measurement(settings, *map(median, list(zip(*runs))[1:])) for settings, runs in measured.items()]  # noqa: B905
         return sorted(rates, key=lambda one: one.both_bytes_per_s, reverse=True)
 
-    def best_of(engine: str) -> list[Settings]:
-        return [one.settings for one in medians() if one.settings.engine == engine][:1]
-
-    for _ in range(grid.rounds):
-        for engine in grid.engines:
-            try_all(Settings(engine, *sizes) for sizes in itertools.product(grid.block_sizes, grid.queue_depths))
-    for engine in grid.engines:
-        for best in best_of(engine):
-            try_all(best._replace(intra_op_parallelism=threads) for threads in grid.threads)
-        for best in best_of(engine):
-            try_all(best._replace(single_submit=single, overlap_events=overlap) for single, overlap in _SUBMISSIONS)
+    best = {engine: Settings(engine) for engine in engines}
+    for engine in engines:
+        for choices in coordinates:
+            for _ in range(_ROUNDS):
+                try_all(best[engine]._replace(**choice) for choice in choices)
+            best[engine] = next((one.settings for one in ranked() if one.settings.engine == engine), best[engine])
     if not measured:
         settings, reason = next(iter(failed.items()))
         raise AccelError(f"Nothing could be measured. {settings}: {reason}", "See `accel-ops report async_io`.")
-    finalists = [*(best for engine in grid.engines for best in best_of(engine)), *(one.settings for one in medians())]
-    chosen = list(dict.fromkeys(finalists))[:_FINALISTS]
+    finalists = dict.fromkeys([*filter(measured.__contains__, best.values()), *(one.settings for one in ranked())])
+    chosen = list(finalists)[:_FINALISTS]
     for _ in range(_REPEATS):
         try_all(chosen)
-    found = medians()
-    return sorted(found, key=lambda one: one.settings not in chosen), failed
+    return sorted(ranked(), key=lambda one: one.settings not in chosen), failed
 
 
 @contextmanager
@@ -261,26 +254,15 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Callable
         yield measure
 
 
-def _portable(settings: Settings) -> dict[str, Any]:
-    """The settings, without the engine if it is the default here: another machine may have another default."""
-    arguments, rejected = settings._asdict(), _rejected_engines()
-    if settings.engine == next(name for name in storage_engines.ENGINES if name not in rejected):
-        del arguments["engine"]
-    return arguments
-
-
 def _row(settings: Settings) -> tuple[str, ...]:
     ways = [name.partition("_")[0] for name in ("single_submit", "overlap_events") if getattr(settings, name)]
     numbers = size_text(settings.block_size), str(settings.queue_depth), str(settings.intra_op_parallelism)
     return settings.engine, *numbers, "+".join(ways) or "-"
 
 
-def _print(found: list[Measurement], failed: dict[str, str], reasons: dict[str, str], output: Path) -> None:
+def _print(found: list[Measurement], not_measured: dict[str, str], output: Path) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("best", "engine", "block", "depth", "threads", "submission", "read", "write"):
-        is_text = heading in ("best", "engine", "submission")
-        table.add_column(heading, no_wrap=True, justify="left" if is_text else "right")
+    table = Table("best", "engine", "block", "depth", "threads", "submission", "read", "write", box=box.SIMPLE_HEAD)
     rows = {
         "for both": found[0],
         "for reading": max(found, key=lambda one: one.read_bytes_per_s),
@@ -292,20 +274,9 @@ def _print(found: list[Measurement], failed: dict[str, str], reasons: dict[str, 
     console.print(table)
     console.print("In GB/s, medians; writing until the device has it (fsync).")
     console.print(_CACHED if any(one.direct_share < 1 for one in found) else _DIRECT)
-    for name, reason in (reasons | failed).items():
+    for name, reason in not_measured.items():
         console.print(f"Not measured: {name}: {reason}", markup=False)
     console.print(f"Settings: {output}, for aio_handle(**json.load(file)).", markup=False)
-
-
-def _data(found: Measurement) -> dict[str, Any]:
-    return found._asdict() | {"settings": found.settings._asdict()}
-
-
-def _size(text: str) -> int:
-    size_bytes = parse_size(text)
-    if size_bytes < 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than 1M")
-    return size_bytes
 
 
 if __name__ == "__main__":

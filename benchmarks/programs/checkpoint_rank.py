@@ -9,33 +9,8 @@ import time
 import warnings
 from pathlib import Path
 
+from benchmarks._adam_models import gpt2_small
 from benchmarks.programs.answering import answer_requests
-
-LAYERS, WIDTH = 12, 768
-SHAPES = {
-    "wte": (50257, WIDTH),
-    "wpe": (1024, WIDTH),
-    **{
-        f"h.{layer}.{name}": shape
-        for layer in range(LAYERS)
-        for name, shape in {
-            "ln_1.weight": (WIDTH,),
-            "ln_1.bias": (WIDTH,),
-            "attn.c_attn.weight": (WIDTH, 3 * WIDTH),
-            "attn.c_attn.bias": (3 * WIDTH,),
-            "attn.c_proj.weight": (WIDTH, WIDTH),
-            "attn.c_proj.bias": (WIDTH,),
-            "ln_2.weight": (WIDTH,),
-            "ln_2.bias": (WIDTH,),
-            "mlp.c_fc.weight": (WIDTH, 4 * WIDTH),
-            "mlp.c_fc.bias": (4 * WIDTH,),
-            "mlp.c_proj.weight": (4 * WIDTH, WIDTH),
-            "mlp.c_proj.bias": (WIDTH,),
-        }.items()
-    },
-    "ln_f.weight": (WIDTH,),
-    "ln_f.bias": (WIDTH,),
-}
 
 
 def make_answer():
@@ -53,9 +28,9 @@ def make_answer():
     mesh = dist.init_device_mesh("cpu", (ranks,))
     torch.manual_seed(0)
     state = {
-        f"{kind}.{name}": distribute_tensor(torch.randn(shape), mesh, [Shard(0)], src_data_rank=None)
+        f"{kind}.{number}": distribute_tensor(torch.randn(shape), mesh, [Shard(0)], src_data_rank=None)
         for kind in ("model", "exp_avg", "exp_avg_sq")
-        for name, shape in SHAPES.items()
+        for number, shape in enumerate(gpt2_small())
     }
     sums = {name: value.to_local().double().sum().item() for name, value in state.items()}
     storages = {

@@ -1,4 +1,4 @@
-"""One optimizer, on a model's tensors or on the text of examples/characters: speed, state and loss.
+"""One optimizer on a model's tensors: the time of a step, and the bytes of its state.
 
     model_steps.py CONTENDER
 
@@ -12,9 +12,9 @@ import time
 from answering import answer_requests
 
 
-def make_optimizer(contender, params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01):
+def make_optimizer(contender, params):
     """AdamW of ``contender``, the name of a library and of a kind of state."""
-    options = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+    options = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
     if contender.startswith("accel-ops"):
         from op_builder.ops import CPUAdam
 
@@ -37,7 +37,7 @@ def make_optimizer(contender, params, lr=1e-3, betas=(0.9, 0.999), weight_decay=
 
 
 class Contender:
-    """Answers the requests ``prepare``, ``step`` and ``train``."""
+    """Answers the requests ``prepare``, ``step`` and ``state_bytes``."""
 
     def __init__(self):
         import torch
@@ -84,22 +84,6 @@ class Contender:
         if hasattr(value, "__tensor_flatten__"):
             return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
         return [value] if isinstance(value, self.torch.Tensor) else []
-
-    def train(self, steps, seed):
-        """The mean loss of the last 25 steps of training on Python's standard library."""
-        from accelerator import get_accelerator
-        from examples.characters.text import standard_library
-        from examples.characters.training import Recipe, train
-
-        recipe = Recipe(steps=steps, seed=seed, host_masters=False, betas=(0.9, 0.999))
-        run = train(
-            lambda params: make_optimizer(self.name, params, recipe.learning_rate, recipe.betas, recipe.weight_decay),
-            standard_library(),
-            recipe,
-            get_accelerator(),
-            lambda _: None,
-        )
-        return {"loss": sum(run.losses[-25:]) / len(run.losses[-25:])}
 
 
 os.environ["DS_ACCELERATOR"] = "cpu"

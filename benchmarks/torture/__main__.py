@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer points and ranks in a case")
     parser.add_argument("--missing", action="store_true", help="only what the file lacks, or has only from --quick")
     parser.add_argument(
-        "--stop-after", type=float, default=float("inf"), metavar="SECONDS", help="begin no case after so long"
+        "--stop-after", type=float, default=float("inf"), metavar="SECONDS", help="begin no case after this time"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes, details and versions in this file")
     parser.add_argument(

@@ -65,6 +65,7 @@ class Run:
         output: standard output and error.
         cpu_s: processor time of the program and its children, if it came to its end.
         compilers: command lines of compilers and linkers that it started.
+        builds: how often it compiled inside the process, without a compiler, as its builder reports.
     """
 
     values: tuple[int, ...]
@@ -73,6 +74,12 @@ class Run:
     compilers: tuple[str, ...]
     seconds: float
     cpu_s: float = 0.0
+    builds: int = 0
+
+    @property
+    def has_built(self) -> bool:
+        """Whether anything was compiled."""
+        return bool(self.compilers or self.builds)
 
 
 class Running:
@@ -128,7 +135,8 @@ class Running:
         output = self._output.read_text(errors="replace")
         values = tuple(int(line.split()[1]) for line in output.splitlines() if line.startswith("value "))
         cpu_s = sum(float(line.split()[1]) for line in output.splitlines() if line.startswith("cpu_s "))
-        return Run(values, status, output, self.compilers(), time.monotonic() - self._started, cpu_s)
+        builds = output.splitlines().count("compiled")
+        return Run(values, status, output, self.compilers(), time.monotonic() - self._started, cpu_s, builds)
 
 
 class Bench:
@@ -274,7 +282,7 @@ class Bench:
             expected: the right value of its last load.
             clear: words in lower case, of which the last lines of a clear error have one; empty where no error is
                 expected.
-            compiles: False where nothing had changed, so that a compiler's start is needless.
+            compiles: False where nothing had changed, so that compiling is needless.
         """
         if run.status is None:
             return Outcome(HANG, f"no end within {HANG_S:.0f} s")
@@ -288,9 +296,30 @@ class Bench:
         if value != expected:
             is_old = value in self._seen or value in run.values[:-1]
             return Outcome(STALE if is_old else TORN, f"{value} instead of {expected}")
-        if compiles is False and run.compilers:
-            return Outcome(REBUILT, f"{len(run.compilers)} compiler commands")
+        if compiles is False and run.has_built:
+            return Outcome(REBUILT, f"{len(run.compilers)} compiler commands" if run.compilers else "")
         return Outcome(RIGHT)
+
+    def judge_trust(self, run: Run, planted: list[Path], clear: tuple[str, ...], detail: str) -> Outcome:
+        """What a run showed that must not use the files ``planted``, which :meth:`forget_reads` has prepared."""
+        outcome = self.judge(run, 1, clear)
+        if outcome.word == RIGHT and not run.has_built and any(path.stat().st_atime_ns for path in planted):
+            return Outcome(UNSAFE, detail)
+        return outcome
+
+    def forget_reads(self, files: list[Path]) -> None:
+        """Set the times of the last reads to 0, so that the next read is seen.
+
+        Raises:
+            NotApplicable: this file system keeps no such times.
+        """
+        probe = self.root / "read"
+        probe.write_text("probe")
+        for path in (probe, *files):
+            os.utime(path, ns=(0, path.stat().st_mtime_ns))
+        probe.read_text()
+        if probe.stat().st_atime_ns == 0:
+            raise NotApplicable("the file system keeps no times of reads")
 
     def binaries(self) -> list[Path]:
         """What the contender would load from its cache: libraries, and the compiled objects of Numba and Triton."""

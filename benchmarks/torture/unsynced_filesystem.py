@@ -1,6 +1,6 @@
 """A file system that can lose power: a FUSE mount over a directory. Run as a program it serves one mount.
 
-What was written to a file since its last ``fsync`` is gone when power is lost: the file is then empty. Names remain.
+What was written to a file since its last ``fsync`` is lost when power is lost: the file is then empty. Names remain.
 That is what ext4 and XFS may leave of files that were made and renamed just before.
 """
 

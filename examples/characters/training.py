@@ -29,7 +29,7 @@ class Recipe:
         host_masters: float32 masters and optimizer on the host; else the optimizer gets the model's
             parameters themselves.
         dtype: type of the model on the device; other than float32 only with host masters.
-        width, layers: of the model.
+        width: of the model.
     """
 
     steps: int
@@ -38,7 +38,6 @@ class Recipe:
     dtype: torch.dtype = torch.float32
     batch_size: int = 32
     width: int = 128
-    layers: int = 2
     learning_rate: float = 4e-3
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.1
@@ -67,7 +66,7 @@ def train(
         on_step: called with each step's loss.
     """
     torch.manual_seed(recipe.seed)  # on the host, so that every device starts from the same model
-    shape = Shape(alphabet=len(corpus.alphabet), width=recipe.width, layers=recipe.layers)
+    shape = Shape(alphabet=len(corpus.alphabet), width=recipe.width)
     model = CharacterTransformer(shape).to(accelerator.device(), recipe.dtype)
     masters = HostMasters(model, accelerator) if recipe.host_masters else None
     optimizer = make_optimizer(model.parameters() if masters is None else masters.parameters())

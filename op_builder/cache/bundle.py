@@ -15,10 +15,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from op_builder.cache.key import COMPILER_PARTS, Roots, plan_key, platform_name
+from op_builder.cache.key import COMPILER_PARTS, INSTALLED, Roots, plan_key, platform_name
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.system.file_kinds import kind_of_file
 from op_builder.system.records import Memo, OtherFormatError
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_toolset
@@ -127,6 +128,8 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
         if isinstance(error, AccelError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        if kind := kind_of_file(path, expected="zip"):
+            raise BundleError(f"{path} is not a bundle: it is {kind[0]}.", kind[1]) from error
         raise BundleError(f"{path} cannot be read as a bundle: {reason}.", _REMEDY) from error
 
 
@@ -139,10 +142,9 @@ def differences_here(manifest: Manifest, memo: Memo) -> list[str]:
     flags = ("-march=native",) if "cpu" in parts else ()
     plan = BuildPlan(manifest.op, manifest.op, Binding(parts["binding"]), sources, (), flags, (), ())
     compared = set(_MACHINE_PARTS)
-    torch: dict[str, str] = {}
     try:
         if plan.binding.uses_torch:
-            torch["torch"] = str(torch_install().include_dir)
+            torch_install()
     except AccelError as error:
         return [error.message]
     try:
@@ -154,8 +156,8 @@ def differences_here(manifest: Manifest, memo: Memo) -> list[str]:
     differing = [name for name in _MACHINE_PARTS if name in compared and parts.get(name) != here.get(name)]
     lines = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
     # Torch's headers that an op on the Stable ABI has read; for others they are a part of the key.
-    of_torch = (header for header in manifest.headers if header.root == "torch")
-    other = [header for header in of_torch if not header.is_unchanged(Roots(torch))]
+    of_torch = (header for header in manifest.headers if header.root == f"{INSTALLED}torch")
+    other = [header for header in of_torch if not header.is_unchanged(Roots.of(plan))]
     lines += [f"no tool lists the inputs of {what}" for what in manifest.key.unlisted]
     return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from op_builder.cache.key import Header, Roots, SystemHeaders, unlisted
+from op_builder.cache.key import INSTALLED, Header, Roots, SystemHeaders, unlisted
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
-from op_builder.toolchains.flags import grouped_flags, indirect_flags, named_directories
+from op_builder.toolchains.flags import grouped_flags, indirect_flags, linked_libraries, named_directories
 
 
 class HeaderGoneError(Exception):
@@ -31,6 +31,7 @@ def read_headers(
     flags: Iterable[str] = (),
     assembled: Iterable[Path] | None = None,
     linked: Path | None = None,
+    library_directories: Iterable[str] = (),
 ) -> tuple[tuple[Header, ...], tuple[str, ...], SystemHeaders]:
     """The op's headers that a build read, the paths where it found no file, and the system's headers.
 
@@ -38,11 +39,12 @@ def read_headers(
 
     Args:
         depfiles: of the compilers, in the build's directory.
-        stamped: directories whose files are not listed: they count through an identity in the plan key.
+        stamped: directories whose files are not listed, and such files: they count through an identity in the plan key.
         searched: the directories in which the compilers search for headers, a list for each order.
         flags: of the compilers and the linker.
         assembled: depfiles of the assembler, None where it writes none.
         linked: the linker's depfile; some linkers write none.
+        library_directories: in which it looks for libraries, in addition to those that flags name.
 
     Raises:
         HeaderGoneError: a file was removed since.
@@ -78,17 +80,25 @@ def read_headers(
     empty += _earlier(listed - own, orders)
     places = {name: roots.name(name) for name in listed | looked_up}
     missing = set(map(_first_missing, dict.fromkeys(empty))) - {""}
-    if linked is not None and linked.exists():
-        opened = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_library(name)}
-        missing |= set(_other_libraries(opened, named_directories(flags)))
+    if linked is not None and not linked.exists():
+        words = linked_libraries(plan.link_flags)
+        unclear += [word for word in words if not _OF_THE_C_LIBRARY.fullmatch(f"/lib/lib{word[2:]}.so")]
+    elif linked is not None:
+        directories = named_directories(flags)
+        opened = _opened(linked, directories)
+        own_libraries = [name for name in opened if not name.startswith(skipped)]
+        others = [
+            *_other_libraries(opened, directories),
+            *_other_libraries(own_libraries, sorted(set(map(os.path.realpath, library_directories)))),
+        ]
+        missing |= set(map(_first_missing, others)) - {""}
         unclear += [f"the members of {os.path.basename(name)}" for name in opened if _is_thin_archive(name)]
-        found = set(filter(_is_linked_in, opened))
-        places |= {name: roots.below_root(name) for name in found}
-    headers = {("", what): unlisted(what) for what in unclear}
+        places |= {name: roots.below_root(name) for name in opened}
+    headers = {("", what): unlisted(what) for what in sorted(unclear)}
     system = []
     for name, (root, path) in sorted(places.items()):
         resolved = os.path.realpath(name)
-        if resolved in sources or resolved.startswith(skipped) or name.startswith(skipped):
+        if resolved in sources or f"{resolved}/".startswith(skipped) or name.startswith(skipped):
             continue
         if not os.path.exists(name):
             raise HeaderGoneError(name)
@@ -129,7 +139,8 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
         if source.text is not None:
             yield str(source.path), source.text.encode(errors="surrogateescape")
     for name in names:
-        if roots.name(name)[0] not in ("", "torch") and os.path.isfile(name):
+        root = roots.name(name)[0]
+        if root and not root.startswith(INSTALLED) and os.path.isfile(name):
             yield name, Path(name).read_bytes()
 
 
@@ -205,18 +216,27 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
     return b"\\" * (len(slashes) // 2) + blank if slashes else special or dollar
 
 
-# The C library's start files do not count: they are linked into every binary alike.
-_START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
-_ELF_TYPE = slice(16, 18)
+# The C library's files do not count: its start files are in every binary alike, and the versions that a binary needs of
+# it are checked before it is loaded.
+_OF_THE_C_LIBRARY = re.compile(
+    r".*/(?:\w*crt\w*\.o|libc_nonshared\.a)"
+    r"|(?:/usr)?/lib\w*/(?:[\w-]+/)?(?:lib(?:c|m|mvec|dl|rt|pthread|gcc_s)\.so(?:\.\d+)?|ld-linux[\w-]*\.so\.\d+)"
+)
 _THIN = b"!<thin>\n"
 
 
-def _is_library(name: str) -> bool:
-    return os.path.isabs(name) and not _START_FILES.fullmatch(os.path.basename(name))
+def _opened(linked: Path, directories: list[str]) -> set[str]:
+    """The libraries and scripts that a linker has opened, according to its depfile, if they still exist."""
+    named = parse_linked(linked.read_bytes())
+    # A script of -T is listed without the directory of -L in which it was found.
+    scripts = [name for name in named if not os.path.exists(linked.parent / name)]
+    named += [f"{directory}/{name}" for directory in directories for name in scripts]
+    found = filter(os.path.exists, map(_without_dots, filter(os.path.isabs, named)))
+    return {name for name in found if not _OF_THE_C_LIBRARY.fullmatch(name)}
 
 
 def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[str]:
-    """The missing files that the linker may take instead of those that it opened.
+    """The files that the linker may take instead of those that it opened, if they exist.
 
     The order of the directories does not count: flags and variables name them in many ways.
     """
@@ -225,30 +245,15 @@ def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[
         stem = base.removesuffix(".so").removesuffix(".a")
         for other in {base, f"{stem}.so", f"{stem}.a"} if base.startswith("lib") and stem != base else {base}:
             places = [*directories, *([directory] if other.endswith(".so") else [])]
-            yield from (place for place in (f"{each}/{other}" for each in places) if not os.path.exists(place))
-
-
-def _start_of(name: str, size: int) -> bytes | None:
-    """The first bytes of a file; None if it cannot be read."""
-    try:
-        with open(name, "rb") as file:
-            return file.read(size)
-    except OSError:
-        return None
-
-
-def _is_linked_in(name: str) -> bool:
-    """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
-
-    A file named ``.so`` may be a linker script.
-    """
-    start = _start_of(name, _ELF_TYPE.stop)
-    return start is not None and not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
+            yield from (f"{place}/{other}" for place in places)
 
 
 def _is_thin_archive(name: str) -> bool:
     """Whether it is an archive that only names its members, which no tool lists."""
-    return _start_of(name, len(_THIN)) == _THIN
+    if not os.path.isfile(name):
+        return False
+    with open(name, "rb") as file:
+        return file.read(len(_THIN)) == _THIN
 
 
 def parse_linked(content: bytes) -> list[str]:

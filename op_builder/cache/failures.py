@@ -14,6 +14,7 @@ from op_builder.cache import layout
 from op_builder.cache.ownership import ownership_rejection, unusable
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import mapping_error
+from op_builder.system.process import remedy_of_limit
 
 _WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -39,6 +40,7 @@ def errors_explained(root: Path) -> Iterator[None]:
                 remedy = "Correct the permissions of this file, then load the op again."
             else:
                 remedy = "Correct this file, or its name in the op's sources, include directories or flags."
+            remedy = remedy_of_limit(str(error.strerror)) or remedy
             raise CacheError(f"{place} cannot be used: {error.strerror}.", remedy) from error
         raise _unwritable(root, _existing(Path(place)), error.strerror) from error
 
@@ -83,7 +85,8 @@ def _writing_error(root: Path, directory: Path) -> CacheError | None:
 
 def _unwritable(root: Path, place: Path, reason: str | None) -> CacheError:
     return CacheError(
-        f"The cache directory {root} cannot be written: {reason} ({place}{_owned_by(place)}).", _WRITABLE_REMEDY
+        f"The cache directory {root} cannot be written: {reason} ({place}{_owned_by(place)}).",
+        remedy_of_limit(str(reason)) or _WRITABLE_REMEDY,
     )
 
 

@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,9 @@ from op_builder.toolchains.toolset import Toolset
 MANIFEST_FORMAT = 9
 # Part of every key. Raise the first number when the meaning of a plan, or what is built from it, changes. Versions of
 # this project that write different manifests never look for the same entry.
-FORMAT = f"6.{MANIFEST_FORMAT}"
+FORMAT = f"7.{MANIFEST_FORMAT}"
+# The start of the names of roots that are installed packages' include directories.
+INSTALLED = "installed_"
 _DIGEST_LENGTH = 32
 _FEW = 8
 
@@ -120,8 +122,8 @@ class Roots(NamedTuple):
 
     ``native`` is the project's source root, ``include0`` ... the plan's include directories,
     ``before0`` ... and ``after0`` ... those that flags add before and after them to the compilers' search path,
-    ``torch`` torch's headers, which are listed one by one for an op on the Stable ABI, and ``source0`` ... the
-    directories of the sources.
+    ``installed_...`` the headers of torch, which are listed one by one for an op on the Stable ABI, of the SYCL runtime
+    and of other libraries, and ``source0`` ... the directories of the sources.
 
     Attributes:
         directories: the resolved path of each, by name.
@@ -138,8 +140,7 @@ class Roots(NamedTuple):
         found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
         found += [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
         found += [(f"after{i}", Path(path)) for i, path in enumerate(after)]
-        if plan.binding is Binding.STABLE:
-            found.append(("torch", torch_install().include_dir))
+        found += [(f"{INSTALLED}{name}", path) for name, path in _installed(plan)]
         found.append(("native", paths.native_root()))
         directories = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
         found += [(f"source{i}", path) for i, path in enumerate(directories)]
@@ -162,7 +163,7 @@ class Roots(NamedTuple):
         if root or "source0" not in self.directories:
             return root, relative
         base = self.directories["source0"]
-        is_system = path.startswith(("/usr/", "/opt/", "/lib/", _own_prefix() + os.sep))
+        is_system = path.startswith(("/usr/", "/opt/", "/lib/", "/lib64/", _own_prefix() + os.sep))
         if is_system and os.path.commonpath((path, base)) in _shared_directories():
             return "", path
         # A header of the op's own tree, outside the directories of its sources: ../common/x.h.
@@ -184,6 +185,18 @@ class Roots(NamedTuple):
         """The absolute path of a file named as ``root/path``."""
         root, _, path = name.partition("/")
         return self.locate(root, path)
+
+
+def _installed(plan: BuildPlan) -> Iterator[tuple[str, Path]]:
+    """The include directories of installed packages, which each environment has elsewhere, by the packages' names."""
+    if plan.binding is Binding.STABLE:
+        yield "torch", torch_install().include_dir
+    if plan.sycl is not None:
+        from op_builder.toolchains.sycl_runtime import find_runtime
+
+        if (runtime := find_runtime()) is not None:
+            yield "sycl", runtime.include_dir
+    yield from ((library.name, library.include_dir) for library in plan.libraries)
 
 
 @cache

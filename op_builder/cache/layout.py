@@ -151,11 +151,6 @@ def _create_folder(directory: Path) -> None:
     make_directory(directory, modes(root).directory)
 
 
-def is_digest(name: str) -> bool:
-    """Whether ``name`` can be the name of a plan's or a build's directory."""
-    return len(name) == 32 and not name.strip("0123456789abcdef")
-
-
 class Modes(NamedTuple):
     """The modes of a cache's new files and directories, which do not depend on the umask."""
 

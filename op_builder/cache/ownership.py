@@ -21,7 +21,7 @@ SIGNATURE = "accel-ops-cache"
 """The file in a directory that marks it as a cache."""
 TITLE = "This directory is a cache of accel-ops; v1 and this file may be removed at any time.\n"
 TO_SHARE = "To share a cache, make one: `accel-ops cache init --shared GROUP`."
-_WRITABLE_BY_OTHERS = 0o022
+_WRITABLE_BY_OTHERS, _WRITABLE_BY_ALL = 0o022, 0o002
 _ENTERED_BY_OTHERS = 0o011
 
 
@@ -35,9 +35,9 @@ def ownership_rejection(root: str, *names: str) -> Rejection | None:
     place = root
     try:
         status = os.stat(root)
+        # The owners of the root and of a link to it must be trusted in a shared cache, too.
         rejection = _owner_rejection(root, status) or _owner_rejection(root, os.lstat(root))
-        group = _group_of(root, status) if status.st_mode & _WRITABLE_BY_OTHERS else None
-        rejection = rejection or _mode_rejection(root, status, group)
+        rejection = rejection or _rejection(root, root, status)
         for name in names:
             if rejection is not None:
                 return rejection
@@ -45,9 +45,7 @@ def ownership_rejection(root: str, *names: str) -> Rejection | None:
             status = os.lstat(place)
             if not stat.S_ISDIR(status.st_mode):
                 return Rejection(f"{place} is not a directory but a link or a file.", f"Remove {place}.")
-            if group is None and _may_be_shared(status):
-                group = signed_group(root)
-            rejection = _mode_rejection(place, status, group)
+            rejection = _rejection(root, place, status)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -62,13 +60,12 @@ def ownership_rejection_below(root: str, directory: str) -> Rejection | None:
     For files that other programs create with the modes that the umask leaves. Where only the owner may enter the root,
     everything below it is trusted.
     """
-    group = signed_group(root)
     with contextlib.suppress(OSError):
         if os.stat(root).st_mode & _ENTERED_BY_OTHERS:
             for place, names, files in os.walk(directory):
                 for path in (f"{place}/{name}" for name in (*names, *files)):
                     with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                        if (rejection := _mode_rejection(path, os.lstat(path), group)) is not None:
+                        if (rejection := _rejection(root, path, os.lstat(path))) is not None:
                             return rejection
     return None
 
@@ -85,7 +82,7 @@ def open_file(root: str, path: str) -> int | Rejection:
     if not stat.S_ISREG(status.st_mode):
         rejection = Rejection(f"{path} is not a regular file.", f"Remove {path}.")
     else:
-        rejection = _mode_rejection(path, status, signed_group(root) if _may_be_shared(status) else None)
+        rejection = _rejection(root, path, status)
     if rejection is None:
         return descriptor
     os.close(descriptor)
@@ -95,9 +92,13 @@ def open_file(root: str, path: str) -> int | Rejection:
 def signed_group(root: str) -> int | None:
     """The group that shares the cache at ``root``; None if it is one user's."""
     try:
-        return _group_of(root, os.stat(root))
+        status, signed = os.stat(root), os.lstat(f"{root}/{SIGNATURE}")
     except OSError:
         return None
+    # In a directory that only inherited these modes, any member of its group could write a signature.
+    if not status.st_mode & stat.S_ISGID or signed.st_uid != status.st_uid or signed.st_mode & _WRITABLE_BY_OTHERS:
+        return None
+    return status.st_gid if (signature(root) or "").endswith(f"\ngroup {status.st_gid}\n") else None
 
 
 def signature(root: str) -> str | None:
@@ -115,44 +116,24 @@ def signature(root: str) -> str | None:
     return text if text.startswith(TITLE) else None
 
 
-def _group_of(root: str, status: os.stat_result) -> int | None:
-    """The group of a shared cache, if its root allows that group to write."""
-    if not status.st_mode & stat.S_ISGID:
-        return None
-    try:
-        signed = os.lstat(f"{root}/{SIGNATURE}")
-    except OSError:
-        return None
-    # In a directory that only inherited these modes, any member of its group could write a signature.
-    if signed.st_uid != status.st_uid or signed.st_mode & _WRITABLE_BY_OTHERS:
-        return None
-    return status.st_gid if (signature(root) or "").endswith(f"\ngroup {status.st_gid}\n") else None
-
-
-def _may_be_shared(status: os.stat_result) -> bool:
-    return bool(status.st_mode & stat.S_IWGRP) or not _is_trusted(status.st_uid)
-
-
-def _mode_rejection(place: str, status: os.stat_result, group: int | None) -> Rejection | None:
-    shared = group is not None and status.st_gid == group
-    if not shared and (rejection := _owner_rejection(place, status)) is not None:
-        return rejection
-    if status.st_mode & (0o002 if shared else _WRITABLE_BY_OTHERS):
-        return Rejection(
-            f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}).",
-            f"Run `chmod go-w {place}`. {TO_SHARE}",
-        )
-    return None
-
-
-def _owner_rejection(place: str, status: os.stat_result) -> Rejection | None:
-    if _is_trusted(status.st_uid):
-        return None
+def _rejection(root: str, place: str, status: os.stat_result) -> Rejection | None:
+    """Why a file or directory of the cache at ``root`` is not trusted: its owner, or others may write to it."""
+    owner, writers = _owner_rejection(place, status), status.st_mode & _WRITABLE_BY_OTHERS
+    if (owner is not None or writers) and status.st_gid == signed_group(root):
+        owner, writers = None, status.st_mode & _WRITABLE_BY_ALL
+    if owner is not None or not writers:
+        return owner
     return Rejection(
-        f"{place} is owned by user {status.st_uid}.",
-        f"Use your own cache directory (ACCEL_CACHE_DIR), or ACCEL_CACHE_TRUST={status.st_uid} if you trust that user.",
+        f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}).",
+        f"Run `chmod go-w {place}`. {TO_SHARE}",
     )
 
 
-def _is_trusted(user: int) -> bool:
-    return user in (os.geteuid(), 0) or user in env.ACCEL_CACHE_TRUST.get()
+def _owner_rejection(place: str, status: os.stat_result) -> Rejection | None:
+    user = status.st_uid
+    if user in (os.geteuid(), 0) or user in env.ACCEL_CACHE_TRUST.get():
+        return None
+    return Rejection(
+        f"{place} is owned by user {user}.",
+        f"Use your own cache directory (ACCEL_CACHE_DIR), or ACCEL_CACHE_TRUST={user} if you trust that user.",
+    )

@@ -18,17 +18,13 @@ from typing import IO, NamedTuple
 
 from op_builder.cache import layout
 from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots
-from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
+from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir
 from op_builder.cache.machine import ExaminedMachine, machine_rejection
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
 from op_builder.cache.ownership import open_file, ownership_rejection, ownership_rejection_below, unusable
 from op_builder.errors import AccelError, CacheError
 from op_builder.messages import warn_once
-from op_builder.system.file_contents import (
-    content_sha256,
-    opened_sha256,
-    subdirectories,
-)
+from op_builder.system.file_contents import content_sha256, opened_sha256, subdirectories
 from op_builder.system.outcomes import Rejection
 from op_builder.system.records import SHA256_FACT, Memo, RecordError, read_text
 
@@ -360,7 +356,8 @@ class Cache:
 
 def _keyed(directory: Path) -> list[Path]:
     """The subdirectories of an op's or a plan's directory that are named by a key."""
-    return [path for path in subdirectories(directory) if is_digest(path.name)]
+    found = subdirectories(directory)
+    return [path for path in found if len(path.name) == 32 and not path.name.strip("0123456789abcdef")]
 
 
 def _read_entry(directory: Path, digest: str | None) -> Entry:

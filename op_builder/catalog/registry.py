@@ -136,18 +136,22 @@ def registered_packages(package: str) -> "list[RegisteredPackage]":
 
 def all_builders(package: str) -> dict[str, OpBuilder]:
     """{op name: builder instance} of every op in a fixed order: this project's, the device's, the registered ones."""
+    return {name: _make(cls, package)[0] for name, cls in _all_classes(package).items()}
+
+
+def all_specs(package: str) -> list[OpSpec]:
+    """The specs of :func:`all_builders`."""
+    return [_make(cls, package)[1] for cls in _all_classes(package).values()]
+
+
+def _all_classes(package: str) -> dict[str, type[OpBuilder]]:
     classes = {name: find_builder(builder, package) for name, builder in NAMES.items()}
     with without_compiling():  # an installed package may load its op when it is imported
         packages: list[DevicePackage | RegisteredPackage] = [device_package(package), *registered_packages(package)]
     for found in packages:
         for cls in found.classes.values():
             classes.setdefault(cls.NAME, cls)
-    return {name: _make(cls, package) for name, cls in classes.items()}
-
-
-def all_specs(package: str) -> list[OpSpec]:
-    """The specs of :func:`all_builders`."""
-    return [builder.spec() for builder in all_builders(package).values()]
+    return classes
 
 
 def _device(package: str) -> str:
@@ -178,13 +182,15 @@ def _unknown(class_name: str, device: "DevicePackage", registered: "list[Registe
     )
 
 
-def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
+def _make(cls: type[OpBuilder], package: str) -> tuple[OpBuilder, OpSpec]:
     try:
         builder = cls()
-        if not builder.spec().name:  # an AttributeError if its __init__() does not call OpBuilder's
+        spec = builder.spec()  # an AttributeError if its __init__() does not call OpBuilder's
+        if not spec.name:
             raise ValueError("it has no name")
-        return builder
     except Exception as error:  # another package's builder may raise anything, and the report must survive it
         reason = f"Its builder cannot be created: {type(error).__name__}: {str(error).rstrip('.')}."
         rejection = Rejection(reason, f"Report this to the author of {cls.__module__}.")
-        return unavailable_builder(cls.__name__, cls.NAME, cls.SUMMARY, package, rejection, cls)()
+        builder = unavailable_builder(cls.__name__, cls.NAME, cls.SUMMARY, package, rejection, cls)()
+        spec = builder.spec()
+    return builder, spec

@@ -32,7 +32,7 @@ class JitCache(NamedTuple):
         name: whose it is.
         variable: names its directory, or the directory that contains it.
         default: without the variable. ``{cache}`` is ``$XDG_CACHE_HOME`` or ``~/.cache``,
-            ``{triton}`` is ``$TRITON_HOME`` or ``~``. Empty if there are many.
+            ``{triton}`` is ``$TRITON_HOME`` or ``~``.
         copied: what becomes of a copy in another directory, or after a move.
         is_tested: whether it was tried with ``accel-ops run --compiles``; else its documentation says so.
         below: the cache, below the directory that the variable names.
@@ -41,24 +41,31 @@ class JitCache(NamedTuple):
 
     name: str
     variable: str
-    default: str = ""
+    default: str
     copied: str = "not known"
     is_tested: bool = False
     below: str = ""
     must_exist: bool = False
 
 
-# Tried: torch 2.13, apache-tvm-ffi 0.1.15, Triton 3.9, Numba 0.68, SYCL 2026.2 on a CPU, ccache 4.7; the first two also
-# by test_caches.py.
+# Tried: torch 2.13, apache-tvm-ffi 0.1.15, FlashInfer 0.7.4, SGLang 0.5.23, Triton 3.9, Numba 0.68, SYCL 2026.2 (CPU),
+# ccache 4.7; the first two also by test_compiles.py.
 CACHES = (
     JitCache("accel-ops", "ACCEL_CACHE_DIR", "{cache}/accel-ops", "hits", True),
     JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}", "hits, but see below", True),
     JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "{cache}/torch_extensions", "hits if file times are kept", True),
     JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "{home}/.cache/tvm-ffi", "compiles again", True),
     JitCache("Triton", "TRITON_CACHE_DIR", "{triton}/.triton/cache", "hits, but names files of the old place", True),
-    JitCache("Numba", "NUMBA_CACHE_DIR", "", "hits for the same sources, by path and time", True),
-    JitCache("FlashInfer", "FLASHINFER_WORKSPACE_BASE", "{home}/.cache/flashinfer", below=".cache/flashinfer"),
-    JitCache("SGLang", "SGLANG_JIT_CACHE_DIR"),
+    JitCache("Numba", "NUMBA_CACHE_DIR", "{cache}/numba", "hits for the same sources at the same path", True),
+    JitCache(
+        "FlashInfer",
+        "FLASHINFER_WORKSPACE_BASE",
+        "{home}/.cache/flashinfer",
+        "compiles again",
+        True,
+        below=".cache/flashinfer",
+    ),
+    JitCache("SGLang", "SGLANG_JIT_CACHE_DIR", "{home}/.cache/sglang/jit", "hits", True),
     JitCache("CuTe DSL", "CUTE_DSL_CACHE_DIR", "{tmp}/{user}/cutlass_python_cache"),
     JitCache("DeepGEMM", "DG_JIT_CACHE_DIR", "{home}/.deep_gemm"),
     JitCache("TileLang", "TILELANG_CACHE_DIR", "{home}/.tilelang/cache"),
@@ -74,7 +81,7 @@ CACHES = (
 _NOTE = (
     "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "
     "if they are not there: set TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0, or TMPDIR. "
-    "Numba's default is next to each source; that of SGLang is not known here. "
+    "Numba's default is __pycache__ next to each source; this directory is for sources in a read-only one. "
     "'*': tried by accel-ops. 'not known': neither tried nor documented. The others: what their documentation says."
 )
 
@@ -129,6 +136,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         values = variables(options.root)
         needed = [shlex.quote(str(_below(options.root, cache))) for cache in CACHES if cache.must_exist]
         lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+        lines.insert(-1, "# So that a copy of Inductor's cache needs no header of its default directory:")
         lines += ["# These are used only if they exist:", f"mkdir -p {' '.join(needed)}"]
         print(json.dumps(values, indent=1) if options.json else "\n".join(lines))
         return 0
@@ -161,9 +169,7 @@ def _found(cache: JitCache) -> Found:
     return Found(cache, directory, bool(value), sum(sizes), len(sizes), is_on_network(directory))
 
 
-def _default(template: str) -> Path | None:
-    if not template:
-        return None
+def _default(template: str) -> Path:
     values: dict[str, Callable[[], object]] = {
         "home": Path.home,
         "triton": lambda: env.of_another_program("TRITON_HOME") or Path.home(),

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder.cache.key import plan_key
+from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Cache, Entry
+from op_builder.catalog.named import find_op
 from op_builder.command_line import printable
 from op_builder.device import requested_package
 from op_builder.engine.build import build
 from op_builder.errors import AccelError
 from op_builder.plan import PlanFacts
-from op_builder.report.collect import find_op
 from op_builder.system.records import Memo
 from op_builder.toolchains.toolset import find_toolset
 
@@ -63,12 +64,21 @@ def _rebuilt(entry: Entry, package: str, memo: Memo) -> Rebuilt:
         with tempfile.TemporaryDirectory(prefix="accel-rebuild-") as name:
             made = build(plan, key, toolset, Cache(Path(name) / "cache"))
             if made.digest != entry.digest:
-                return Rebuilt(entry, reason="a header has changed since it was built")
+                before, now = _inputs(manifest), _inputs(made.manifest)
+                changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+                return Rebuilt(entry, reason=f"changed since it was built: {', '.join(changed)}")
             return Rebuilt(entry, _difference(entry.artifact.read_bytes(), made.artifact.read_bytes()))
     except AccelError as error:
         return Rebuilt(entry, reason=error.message)
     except OSError as error:
         return Rebuilt(entry, reason=str(error))
+
+
+def _inputs(manifest: Manifest) -> dict[str, str]:
+    """What a build read, and the places that had no file, with digests."""
+    read = {f"{header.root}/{header.path}": header.sha256 for header in manifest.headers}
+    system = manifest.system_headers
+    return {**read, **dict.fromkeys(manifest.absent, ""), "system headers": f"{system.paths} {system.sha256}"}
 
 
 def _difference(before: bytes, now: bytes) -> str:

@@ -10,7 +10,9 @@ import signal
 import site
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from op_builder import env
 from op_builder.command_line import run_main
@@ -18,6 +20,7 @@ from op_builder.compiles.starts import preloading
 from op_builder.compiles.watching import MODES, Ledger, new_ledger
 from op_builder.integrations.torch_extensions import START_FILE
 from op_builder.system.interpreter import python
+from op_builder.system.ledger import mode_and_file
 
 _OWN_OPTIONS = ("--compiles", "--json")
 # Those that a supervisor sends to end a program or to notify it.
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
 
 def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
-    """Run a program with a ledger; its exit status, or 1 if a compiler was refused and the program ended with 0."""
+    """Run a program with a ledger; its exit status, or 1 if ``raise`` was broken and the program ended with 0."""
     interpreter = python()
     words = [*program] if _is_command(program[0]) else [interpreter, *program]
     if json_file is not None:
@@ -78,7 +81,12 @@ def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
         except OSError as error:
             print(f"--json: {json_file} cannot be written: {error.strerror}.", file=sys.stderr)
             return 2
-    ledger = new_ledger()
+    outer = mode_and_file()
+    if outer is None or not os.path.exists(outer[1]):
+        outer, ledger = None, new_ledger()
+    else:  # inside another accel-ops run, or a program that watches itself: its ledger has these starts, too
+        ledger = Ledger(Path(outer[1]), time.monotonic())
+        mode = "raise" if outer[0] == "raise" else mode
     ended = threading.Event()
     follower = threading.Thread(target=ledger.follow, args=(ended, _print), daemon=True)
     try:
@@ -94,12 +102,15 @@ def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
         ended.set()
         if mode == "warn":
             follower.join()
-        refused = [start for start in ledger.starts() if start.is_refused]
-        status = status or int(bool(refused))
+        # Those that a part of the program with a mode of its own has let through count, too.
+        forbidden = ledger.compiled() if mode == "raise" else []
+        status = status or int(bool(forbidden))
         print(f"\n{ledger.table()}", file=sys.stderr)
-        if refused:
-            stack = "".join(f"\n  {frame}" for frame in refused[0].stack.splitlines())
-            print(f"\nThe first refused compiler: {' '.join(refused[0].command)}{stack}", file=sys.stderr)
+        if forbidden:
+            first = forbidden[0]
+            stack = "".join(f"\n  {frame}" for frame in first.stack.splitlines())
+            name = "The first refused compiler" if first.is_refused else "The first compiler"
+            print(f"\n{name}: {' '.join(first.command)}{stack}", file=sys.stderr)
         if json_file is not None:
             try:
                 ledger.write_json(json_file, program=words, mode=mode, exit_status=status)
@@ -108,7 +119,8 @@ def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
                 status = status or 2
         return status
     finally:
-        ledger.remove()
+        if outer is None:
+            ledger.remove()
 
 
 def _is_command(word: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +33,7 @@ from op_builder.errors import BuildCancelled, CacheError, CompileError, Toolchai
 from op_builder.messages import counted
 from op_builder.plan import BuildPlan
 from op_builder.system import ledger
+from op_builder.system.file_kinds import kind_of_file
 from op_builder.system.file_lock import ANNOUNCE_EVERY_S, SILENT_S, lock_within, owner_written
 from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.flags import named_statuses, refuse_output
@@ -44,6 +47,8 @@ _RECOVERY_S = 1.0  # until the memory and the processes of killed compilers are 
 _LOG = "build.log"
 _LITTLE_BYTES = 1 << 20
 _MOST_NAMES = 3
+_AT_LINE = re.compile(r"(/[^:(]+)[:(]\d+[:)]")  # file:line: error, nvcc's file(line): error
+_FILE = re.compile(r"/[^\s:]+")
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ToolchainError: ninja is missing, or the build ran out of time.
     """
     options = options or BuildOptions()
+    env.ACCEL_CACHE_MAX_MIB.get()  # it is used after the build, which an invalid value must not waste
     with _only_builder(cache, key, plan.op, options):
         # Not only after waiting for the lock: another process may have published the entry, and released the lock,
         # between the caller's look-up and this one.
@@ -227,14 +233,15 @@ class _Build:
         while True:
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
             command = [self.ninja, "-j", str(jobs)]
-            run = run_ninja(
+            status = run_ninja(
                 *(command, staging, staging / _LOG, self.options.cancel, self.options.progress, self.options.timeout_s),
                 is_for_target=self.toolset.is_for_target,
             )
-            if run.succeeded:
+            if status == 0:
                 return
-            diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
-            if jobs == 1 or not (run.killed or diagnosis.shortage):
+            ended = f"ninja: fatal: {signal.strsignal(-status)}" if status < 0 else ""
+            diagnosis = diagnose((staging / _LOG).read_text(errors="replace") or ended)
+            if jobs == 1 or not (status == -signal.SIGKILL or diagnosis.shortage):
                 raise self._compile_error(diagnosis, staging)
             jobs = max(1, min(jobs, len(_unfinished(steps, staging))) // 2)
             logger.warning(
@@ -250,8 +257,8 @@ class _Build:
         cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(staging).free < _LITTLE_BYTES
         if diagnosis.disk_full or cut_short:
             return disk_full(self.cache.root)
-        log = self._kept_log(staging)
-        return CompileError(self.plan.op, diagnosis.diagnostic, diagnosis.command, log, diagnosis.remedy)
+        log, remedy = self._kept_log(staging), _remedy_of_file(diagnosis.diagnostic) or diagnosis.remedy
+        return CompileError(self.plan.op, diagnosis.diagnostic, diagnosis.command, log, remedy)
 
     def _inspected(self, staging: Path) -> Inspection:
         artifact = staging / self.plan.artifact_name
@@ -306,6 +313,15 @@ class _Build:
 def _require_not_cancelled(options: BuildOptions) -> None:
     if options.cancel.is_set():
         raise BuildCancelled("The build was cancelled before it began.")
+
+
+def _remedy_of_file(diagnostic: str) -> str:
+    """What to do if a file that a diagnostic names is not what the compiler or linker expects; else empty."""
+    text = _AT_LINE.match(diagnostic)
+    for name in [text[1]] if text is not None else _FILE.findall(diagnostic):
+        if kind := kind_of_file(name, expected="" if text is None else "text"):
+            return f"{name} is {kind[0]}. {kind[1]}"
+    return ""
 
 
 def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[CompileStep]:

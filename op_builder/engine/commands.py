@@ -160,11 +160,14 @@ def lists_assembled(plan: BuildPlan, toolset: Toolset) -> bool:
 
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
-    """Directories whose files count in the key through an identity, not by content."""
-    sycl = [str(path) for path in toolset.sycl.header_dirs] if toolset.sycl is not None else []
-    foreign = [str(library.include_dir) for library in plan.libraries]
+    """Directories whose files, and files that, count in the key through an identity, not by content."""
+    sycl = [*toolset.sycl.header_dirs, toolset.sycl.library_dir / "libsycl.so"] if toolset.sycl is not None else []
+    foreign = [library.include_dir for library in plan.libraries]
+    foreign += [library.library.with_name(f"lib{library.name}.so") for library in plan.libraries]
+    libraries = [torch_install().library_dir] if plan.binding.uses_torch else []  # which fit any torch, or its headers
     torch = _system_includes(plan) if plan.binding.uses_python else []
-    return [*torch, *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl, *foreign]
+    installed = map(str, (*sycl, *foreign, *libraries))
+    return [*torch, *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *installed]
 
 
 def _compiler_own(compiler: Compiler) -> list[str]:
@@ -405,7 +408,6 @@ def _prefix_maps(plan: BuildPlan, directory: Path | None) -> list[str]:
     directories = dict(Roots.of(plan).directories)
     if plan.binding.uses_torch:
         directories["torch"] = str(torch_install().root)
-    directories.update((library.name, str(library.include_dir)) for library in plan.libraries)
     if directory is not None:
         directories["build"] = os.path.realpath(directory)
     # The last matching option wins, so longer paths come later.

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -16,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from op_builder import env
 from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands, CompileStep
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.system.process import OUT_OF_RESOURCES, require_exit_codes, run, start
+from op_builder.system.process import OUT_OF_RESOURCES, remedy_of_limit, require_exit_codes, run, start
 from op_builder.toolchains.flags import check_words
 
 logger = logging.getLogger(__name__)
@@ -70,18 +69,6 @@ exit 1
 
 # Prints its process id before it becomes the program, which is thus watched from the start.
 _STARTER = 'echo $$ >&0; exec "$@" </dev/null'
-
-
-class NinjaRun(NamedTuple):
-    """How ninja ended.
-
-    Attributes:
-        succeeded: whether all steps did.
-        killed: whether ninja itself was, as by the kernel when memory runs out.
-    """
-
-    succeeded: bool
-    killed: bool = False
 
 
 def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[CompileStep], directory: Path) -> None:
@@ -132,13 +119,16 @@ def run_ninja(
     timeout_s: float | None = None,
     *,
     is_for_target: bool = False,
-) -> NinjaRun:
+) -> int:
     """Run the steps of the ninja file in ``directory`` that have not succeeded yet; all output goes to ``log_path``.
 
     The compilers are ended with it when this process ends in any way, when ``cancel`` is set, or when the time is up.
 
     Args:
         timeout_s: that time; None for ``ACCEL_COMPILE_TIMEOUT_S``.
+
+    Returns:
+        ninja's exit status, or the negative number of the signal that ended it.
 
     Raises:
         ToolchainError: it did not end in time.
@@ -172,7 +162,7 @@ def run_ninja(
                     "Allow more time (ACCEL_COMPILE_TIMEOUT_S), or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
             time.sleep(_POLL_S)
-    return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL)
+    return int(process.returncode)
 
 
 @contextmanager
@@ -259,7 +249,7 @@ def find_ninja() -> str:
         try:
             version = run([program, "--version"])
         except ToolchainError as error:
-            if error.remedy == OUT_OF_RESOURCES:
+            if error.remedy == OUT_OF_RESOURCES or remedy_of_limit(error.message):
                 raise
             reasons.append(error.message)
             continue

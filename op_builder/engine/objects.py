@@ -36,6 +36,8 @@ from op_builder.errors import AccelError
 from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import Rejection
+from op_builder.toolchains.compiler_probe import library_directories
+from op_builder.toolchains.flags import linked_libraries
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
@@ -151,6 +153,7 @@ def key_of_steps(
         flags=[*flags, *(flag for step in steps for flag in step.source.flags)],
         assembled=assembled if is_listed else None,
         linked=linked,
+        library_directories=library_directories(toolset.cxx.command) if linked_libraries(plan.link_flags) else (),
     )
     return BuildKey(key, *read)
 

@@ -33,7 +33,7 @@ from op_builder.toolchains.compiler_probe import binutil, demangled
 from op_builder.toolchains.remedies import WROTE_NOTHING, load_remedy
 from op_builder.toolchains.toolset import Compiler, Toolset
 
-_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
 
 # The child prints this last: a library that ends the process when opened, even with status 0, is not loaded.
 _LOADED = "accel-ops: loaded"
@@ -295,12 +295,12 @@ def _try_in_child(
     if preloaded:
         environment["LD_PRELOAD"] = ":".join(filter(None, [environment.get("LD_PRELOAD"), *preloaded]))
     try:
-        child = run(command, timeout_s=_TIMEOUT_S, environment=environment)
+        child = run(command, timeout_s=TIMEOUT_S, environment=environment)
     except ToolchainError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             raise
         raise LoadError(
-            f"The built {artifact.name} does not load: opening it did not end within {_TIMEOUT_S:g} s.",
+            f"The built {artifact.name} does not load: opening it did not end within {TIMEOUT_S:g} s.",
             "Check its static initializers, which run when the file is opened, for code that blocks.",
         ) from None
     _, mark, result = child.output.rpartition(_LOADED)

@@ -61,7 +61,7 @@ def load_entry(
         elif entry is None:
             from op_builder.engine.build import BuildOptions, build
 
-            entry = build(lookup.plan, lookup.key, lookup.require_toolset(), cache, BuildOptions(progress=progress))
+            entry = build(*lookup.to_build(), cache, BuildOptions(progress=progress))
             return entry, open_entry(entry, spec, cache)
         else:
             if way == CACHED:
@@ -86,4 +86,4 @@ def _log(candidate: Candidate, rejection: Rejection, lookup: Lookup) -> None:
 
 def _is_of_any_compiler(candidate: Candidate, lookup: Lookup) -> bool:
     """Whether it is an entry of the cache that another machine may have built, because this one has no compiler."""
-    return candidate.way == CACHED and lookup.toolset is None
+    return candidate.way == CACHED and lookup.any_compiler

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from op_builder import env
 from op_builder.cache.key import COMPILER_PARTS, PlanKey, Roots, plan_key
@@ -33,8 +33,23 @@ _CHANGED_KEY = Rejection("Its sources, flags or compilers have changed since it 
 _thread = threading.local()
 
 
+class Planned(NamedTuple):
+    """An op's plan, and what identifies its binary on this machine.
+
+    Attributes:
+        toolset: the compilers; None if one is missing.
+        key: the first stage of the key.
+        roots: the directories that the headers of entries are named relative to.
+    """
+
+    plan: BuildPlan
+    toolset: Toolset | None
+    key: PlanKey
+    roots: Roots
+
+
 class Lookup:
-    """What is known about an op: its plan, its tools, its key and its binaries, each found once, when it is needed.
+    """What is known about an op: its plan and key, its checks and its binaries, each found once, when it is needed.
 
     Args:
         target: the platform to build for; None for this machine.
@@ -58,61 +73,57 @@ class Lookup:
         self.is_python = spec.python is not None
         self._facts = PlanFacts(cache.memo, target, namespace=namespace)
         self._to_load = to_load
-        self._plans: dict[tuple[str, ...], BuildPlan] = {}
-        self._plan_error: AccelError | None = None
+        self._any_archs: BuildPlan | None = None
+        self._error: AccelError | None = None
 
     @computed_once
-    def plan(self) -> BuildPlan:
-        """The plan; raises the same AccelError each time if it cannot be made."""
-        if self._plan_error is not None:
-            raise self._plan_error
-        known = self._plans.get(())
-        try:
-            return self.spec.plan(self._facts) if known is None or known.uses_cuda else known
-        except AccelError as error:
-            self._plan_error = error
-            raise
-
-    def plan_for(self, cuda_archs: tuple[str, ...]) -> BuildPlan:
-        """The plan for the CUDA architectures of an existing binary; needs no CUDA toolkit."""
-        if not cuda_archs and "plan" in self.__dict__ and not self.plan.uses_cuda:
-            return self.plan
-        if cuda_archs not in self._plans:
-            self._plans[cuda_archs] = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
-        return self._plans[cuda_archs]
-
-    @computed_once
-    def toolset(self) -> Toolset | None:
-        """The compilers; None if one is missing."""
-        try:
-            return find_toolset(self.plan, self.cache.memo)
-        except AccelError as error:
-            if env.CXX.raw() is not None:  # the user requested a compiler that will not be used
-                warn_once(logger, f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
-            return None
-
-    def require_toolset(self) -> Toolset:
-        """The compilers.
+    def planned(self) -> Planned:
+        """The plan with its tools and key; compiles nothing, and writes only memos.
 
         Raises:
-            ToolchainError, MissingCUDAException: one is missing.
+            AccelError: the same one each time, if the plan cannot be made.
         """
-        return self.toolset or find_toolset(self.plan, self.cache.memo)
+        if self._error is not None:
+            raise self._error
+        try:
+            plan, memo = self.plan_for(None), self.cache.memo
+            found = guarded("tools", lambda: find_toolset(plan, memo))
+            toolset = None if isinstance(found, Failed) else found
+            if isinstance(found, Failed) and env.CXX.raw() is not None:  # the user requested it, and it is not used
+                why, remedy = found.rejection
+                warn_once(logger, f"{why} Existing builds of any compiler are used instead. {remedy}")
+            return Planned(plan, toolset, plan_key(plan, toolset, memo), Roots.of(plan))
+        except AccelError as error:
+            self._error = error
+            raise
 
-    @computed_once
-    def key(self) -> PlanKey:
-        """The first stage of the op's key; compiles nothing and writes only memos."""
-        return plan_key(self.plan, self.toolset, self.cache.memo)
+    @property
+    def any_compiler(self) -> bool:
+        """Whether binaries of every compiler are used, because this machine lacks one."""
+        return self.planned.toolset is None
 
-    @computed_once
-    def roots(self) -> Roots:
-        """The directories that the headers of entries are named relative to."""
-        return Roots.of(self.plan)
+    def plan_for(self, cuda_archs: tuple[str, ...] | None) -> BuildPlan:
+        """The plan for the CUDA architectures of an existing binary, which needs no CUDA toolkit; None detects them."""
+        if self._any_archs is not None:
+            return self._any_archs
+        plan = self.spec.plan(self._facts._replace(cuda_archs=cuda_archs))
+        if not plan.uses_cuda:
+            self._any_archs = plan
+        return plan
+
+    def to_build(self) -> tuple[BuildPlan, PlanKey, Toolset]:
+        """What the engine builds from.
+
+        Raises:
+            ToolchainError, MissingCUDAException: a compiler is missing.
+        """
+        plan, toolset, key, _ = self.planned
+        return plan, key, toolset or find_toolset(plan, self.cache.memo)
 
     @computed_once
     def build_checks(self) -> list[CheckOutcome]:
         """The outcomes of the checks of everything that compiling the op needs."""
-        return _outcomes("build_checks()", lambda: self.spec.build_checks(self.cache, lambda: self.plan))
+        return _outcomes("build_checks()", lambda: self.spec.build_checks(self.cache, lambda: self.planned.plan))
 
     @computed_once
     def load_checks(self) -> list[CheckOutcome]:
@@ -124,13 +135,13 @@ class Lookup:
     def opened(self) -> Iterator[tuple[Entry, Rejection | None]]:
         for entry in opened_entries(self.spec.name):
             try:
-                any_compiler = self.toolset is None
-                same = self.key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS if any_compiler else ())
+                allowed = COMPILER_PARTS if self.any_compiler else ()
+                same = self.planned.key.differs_only_in(entry.manifest.key_parts, allowed)
             except AccelError as error:  # a wheel may contain binaries without their sources
                 yield entry, Rejection.of(error)
                 continue
             unchanged = same and entry.manifest.key.headers_unchanged(
-                self.roots, self.cache.memo, any_system=any_compiler
+                self.planned.roots, self.cache.memo, any_system=self.any_compiler
             )
             yield entry, None if unchanged else CHANGED if same else _CHANGED_KEY
 
@@ -143,18 +154,18 @@ class Lookup:
 
     def cached(self) -> Iterator[tuple[Entry, Rejection | None]]:
         try:
-            key, roots = self.key, self.roots
+            plan, _, key, roots = self.planned
         except AccelError as error:
             logger.debug("'%s' has no plan: %s", self.spec.name, error.message)
             return
-        yield from self.cache.matching(key, self.plan.op, roots, any_compiler=self.toolset is None)
+        yield from self.cache.matching(key, plan.op, roots, any_compiler=self.any_compiler)
 
     def loading(self) -> Rejection | None:
         return rejection_of(self.load_checks) if self._to_load else None
 
     def building(self) -> Rejection | None:
-        plan = None if self.is_python else self.plan
-        forbidden = self._forbidden(plan) if self._to_load and plan is not None else None
+        planned = None if self.is_python else self.planned
+        forbidden = self._forbidden(planned) if self._to_load and planned is not None else None
         if forbidden is not None:
             return self.loading() or forbidden
         checks = [*self.build_checks, *(self.load_checks if self._to_load else ())]
@@ -165,10 +176,10 @@ class Lookup:
         own = guarded("is_compatible()", self.spec.own_rejection)
         if isinstance(own, Rejection):
             return [Failed("is_compatible()", own)]
-        tools = guarded("tools", self.require_toolset) if own is None and not self.is_python else own
+        tools = guarded("tools", self.to_build) if own is None and not self.is_python else own
         return [tools] if isinstance(tools, Failed) else []
 
-    def _forbidden(self, plan: BuildPlan) -> Rejection | None:
+    def _forbidden(self, planned: Planned) -> Rejection | None:
         """Why nothing may be compiled: names what would be, with which tools, and the nearest existing entry."""
         try:
             may_compile = env.ACCEL_JIT.get()
@@ -183,9 +194,9 @@ class Lookup:
             return None
         from op_builder.cache.compare import nearest_miss
 
-        cache = self.cache
-        tools = " and ".join(self.toolset.identities.values()) if self.toolset is not None else "a compiler"
-        _, differences = nearest_miss(cache.entries(plan.op), self.key, self.roots, cache.memo)
+        cache, (plan, toolset, key, roots) = self.cache, planned
+        tools = " and ".join(toolset.identities.values()) if toolset is not None else "a compiler"
+        _, differences = nearest_miss(cache.entries(plan.op), key, roots, cache.memo)
         sources = ", ".join(dict.fromkeys(source.label for source in plan.sources))
         nearest = f" The nearest entry differs in: {'; '.join(differences)}." if differences else ""
         return Rejection(

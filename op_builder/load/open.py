@@ -74,7 +74,17 @@ def open_entry(entry: Entry, spec: OpSpec, cache: Cache) -> Any:
     identity = f"{entry.manifest.op} {entry.digest}"
     key = identity, spec.owner or spec.front_end
     if key not in _bound:
-        made = spec.front_end(_open_once(identity, entry, spec, cache))
+        if identity not in _opened:
+            opener = _OPENERS.get(entry.manifest.kind)
+            if opener is None:
+                raise LoadError(
+                    f"{entry.artifact} is a precompiled header.", "Empty the cache: `accel-ops cache clear`."
+                )
+            with _one_thread(identity):
+                if identity not in _opened:
+                    _open_needed(entry, spec, cache)
+                    _opened[identity] = entry, opener(entry)
+        made = spec.front_end(_opened[identity][1])
         with _lock:  # another thread may have been faster
             _bound.setdefault(key, made)
     return _bound[key]
@@ -83,18 +93,6 @@ def open_entry(entry: Entry, spec: OpSpec, cache: Cache) -> Any:
 def opened_entries(op: str) -> list[Entry]:
     """The entries of an op that are open in this process; their files may have been removed."""
     return [entry for entry, _ in list(_opened.values()) if entry.manifest.op == op]
-
-
-def _open_once(identity: str, entry: Entry, spec: OpSpec, cache: Cache) -> Any:
-    if identity not in _opened:
-        opener = _OPENERS.get(entry.manifest.kind)
-        if opener is None:
-            raise LoadError(f"{entry.artifact} is a precompiled header.", "Empty the cache: `accel-ops cache clear`.")
-        with _one_thread(identity):
-            if identity not in _opened:
-                _open_needed(entry, spec, cache)
-                _opened[identity] = entry, opener(entry)
-    return _opened[identity][1]
 
 
 @contextmanager

@@ -132,8 +132,12 @@ def _cpu_flags(flags: str) -> list[str]:
 
 
 def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
-    """The changed headers of the op's own package. Headers of other packages change with their versions."""
+    """The changed headers and libraries of the op's own package; a wheel may omit what only the build needs.
+
+    Headers of other packages change with their versions.
+    """
     native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
     places = tuple(f"{place}{os.sep}" for place in (package, *native))
-    own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
+    located = ((header, roots.locate(header.root, header.path)) for header in entry.manifest.headers)
+    own = (header for header, path in located if path.startswith(places) and os.path.exists(path))
     return [f"header {header.path}" for header in own if not header.is_unchanged(roots)]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from op_builder.cache.machine import ThisMachine
     from op_builder.cache.store import Entry
-    from op_builder.toolchains.toolset import Toolset
 
     class Facts(Protocol):
         """What is known about one op on one machine."""
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
         @property
         def machine(self) -> ThisMachine: ...
         @property
-        def toolset(self) -> Toolset | None:
-            """The compilers; None without one, so that binaries of every compiler are used."""
+        def any_compiler(self) -> bool:
+            """Whether binaries of every compiler are used, because this machine lacks one."""
             ...
 
         @property
@@ -109,7 +108,7 @@ def resolve(facts: Facts, ways: Container[str] = WAYS) -> Iterator[Candidate]:
             rejection = machine_rejection(found.entry.manifest, facts.machine) or facts.loading()
         yield found._replace(rejection=rejection)
     for entry, rejection in facts.cached() if CACHED in ways else ():
-        if rejection is None and facts.toolset is None:  # it may be of another machine
+        if rejection is None and facts.any_compiler:  # it may be of another machine
             rejection = machine_rejection(entry.manifest, facts.machine)
         rejection = rejection or facts.loading()
         yield Candidate(CACHED, entry.directory, entry, rejection)

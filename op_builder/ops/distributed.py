@@ -3,7 +3,7 @@
     import op_builder.ops.distributed
     torch.distributed.init_process_group("accel")
 
-Collectives of CPU tensors go through shared memory inside a host, and through gloo or oneCCL between hosts; gloo runs
+Collectives of CPU tensors go through shared memory inside a host, and through gloo between hosts; gloo runs
 everything else. See :class:`AccelProcessGroup` and docs/distributed.md.
 """
 
@@ -19,9 +19,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from op_builder import env
-from op_builder.errors import AccelError, CommunicationError, OpArgumentError
-from op_builder.ops.comm.across import CCLAcross, FailureNote, GlooAcross
+from op_builder.errors import AccelError, OpArgumentError
+from op_builder.ops.comm.across import Across, FailureNote
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.comm.gloo import GroupGloo
 from op_builder.ops.comm.hosts import HostFacts, Layout, MadeGroups, exchange, host_identity, layout
@@ -69,8 +68,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     members = tuple(options.global_ranks_in_group)
     name = _name(str(options.group_id), members)
     module, reason = _load()
-    across = env.ACCEL_DISTRIBUTED_ACROSS.get()
-    facts = exchange(made, size, HostFacts(host_identity(), reason, across))
+    facts = exchange(made, size, HostFacts(host_identity(), reason))
     gloo = GroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     found = layout(rank, facts)
     collectives: Collectives | None = None
@@ -78,8 +76,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
         collectives = _host_group(module, store, found, name, timeout.total_seconds())
         if len(found.hosts) > 1:
             note = FailureNote(store, rank)
-            make_bridge = CCLAcross if _common_across(facts) == "ccl" else GlooAcross
-            bridge = make_bridge(store, found, timeout, note) if found.is_leader else None
+            bridge = Across(store, found, timeout, note) if found.is_leader else None
             collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
 
@@ -116,16 +113,6 @@ def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: 
         name = f"{name}, host {found.host}"
     group = module.new_group(len(found.local_ranks), found.local_rank, store=prefixed, name=name, timeout_s=timeout_s)
     return cast(Collectives, group)
-
-
-def _common_across(facts: list[HostFacts]) -> str:
-    choices = sorted({fact.across for fact in facts})
-    if len(choices) > 1:
-        raise CommunicationError(
-            f"The ranks use different transports between hosts: {' and '.join(choices)}.",
-            "Set ACCEL_DISTRIBUTED_ACROSS to the same value on all ranks.",
-        )
-    return choices[0]
 
 
 register()

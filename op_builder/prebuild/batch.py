@@ -71,7 +71,7 @@ def build_all(
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
     prepared = batch.run_parallel(batch.prepare, specs, jobs)
     lookups = [found for found in prepared if isinstance(found, Lookup)]
-    needs = [job_bytes(each.plan) for each in lookups]
+    needs = [job_bytes(each.planned.plan) for each in lookups]
     total = allowed_jobs(needs) if needs else 1
     built = iter(batch.run_parallel(functools.partial(batch.build, budget=JobBudget(total)), lookups, total))
     return [found if isinstance(found, OpResult) else next(built) for found in prepared]
@@ -122,11 +122,11 @@ class _Batch:
 
     def build(self, lookup: Lookup, budget: JobBudget) -> OpResult:
         """Build one op; returns a failure as a result."""
-        op = lookup.plan.op
+        op = lookup.spec.name
         options = BuildOptions(functools.partial(self.progress, op), self.force, budget, self.cancel, is_shown=True)
 
         def compiled() -> OpResult:
-            entry = build(lookup.plan, lookup.key, lookup.require_toolset(), lookup.cache, options)
+            entry = build(*lookup.to_build(), lookup.cache, options)
             return self._done(lookup, entry, "built")
 
         result = self._guarded(op, compiled)
@@ -136,10 +136,10 @@ class _Batch:
     def _done(self, lookup: Lookup, entry: Entry, status: str) -> OpResult:
         """The result of an op with an entry; compiles its SYCL kernels if requested."""
         note = ""
-        plan = lookup.plan
-        if self.with_kernels and plan.sycl is not None and lookup.toolset is not None:
+        plan, toolset, *_ = lookup.planned
+        if self.with_kernels and plan.sycl is not None and toolset is not None:
             self.progress(plan.op, 0, 0, "compiling kernels")
-            reason = compile_kernels(entry.artifact, plan, lookup.toolset, lookup.cache)
+            reason = compile_kernels(entry.artifact, plan, toolset, lookup.cache)
             note = f"kernels not compiled: {reason}" if reason else ""
         return OpResult(plan.op, status, message=note, path=str(entry.artifact))
 

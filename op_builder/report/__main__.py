@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     options = parser.parse_args(arguments)
     from rich.console import Console
 
-    from op_builder.report.collect import accelerator_error, explain, find_op, report
+    from op_builder.catalog.named import find_op
+    from op_builder.report.collect import accelerator_error, explain, report
     from op_builder.report.render import print_explanation, print_report
 
     require_supported(sys.platform)

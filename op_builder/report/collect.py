@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
-from op_builder.cache.key import PlanKey
 from op_builder.cache.store import Cache
-from op_builder.catalog.registry import all_specs, device_package, registered_packages
+from op_builder.catalog.named import find_op
+from op_builder.catalog.registry import all_specs, registered_packages
 from op_builder.device import accelerator_facts, current_accelerator, current_package
 from op_builder.engine.commands import build_commands
-from op_builder.errors import AccelError, UnknownOpError
+from op_builder.errors import AccelError
 from op_builder.load.decision import Decision, decide
-from op_builder.load.lookup import Lookup
+from op_builder.load.lookup import Lookup, Planned
 from op_builder.load.prebuilt import INDEX, read_index
 from op_builder.load.resolve import CACHED, PREBUILT, Candidate
-from op_builder.messages import did_you_mean
 from op_builder.plan import BuildPlan
 from op_builder.report import machine
 from op_builder.spec import OpSpec
 from op_builder.system.outcomes import Failed, Rejection, facts_of, guarded
 from op_builder.system.records import RecordError
-
-_SYCL_PACKAGE = "op_builder.xpu"
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ def op_row(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> O
 def _row(spec: OpSpec, found: Decision) -> OpRow:
     reason, remedy = found.rejection or Rejection("")
     notes = []
-    plan = guarded("plan", lambda: found.lookup.plan if found.lookup is not None else None)
+    plan = guarded("plan", lambda: found.lookup.planned.plan if found.lookup is not None else None)
     if isinstance(plan, BuildPlan) and plan.missing_dirs:
         notes.append(f"Include directories that do not exist are ignored: {', '.join(plan.missing_dirs)}.")
     prebuilt = found.prebuilt
@@ -130,69 +123,6 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
     return {"working": [row.name for row in rows if row.compatible], "unavailable": unavailable, "rejected": rejected}
 
 
-def find_op(name: str, package: str | None = None) -> OpSpec:
-    """An op, by the op's name, the builder's name, or ``package.module:Builder``.
-
-    An op that the device lacks is also found if it has SYCL kernels, which work on CPU tensors.
-
-    Args:
-        package: the device's package of builders; the current device's by default.
-
-    Raises:
-        UnknownOpError: no such op, module or builder exists; lists the names.
-    """
-    if ":" in name:
-        return _spec_of(name)
-    package = _accelerator()[1] if package is None else package
-    specs = all_specs(package)
-    named = [spec for spec in specs if name in (spec.name, spec.builder)]
-    if not named or named[0].unavailable is not None:
-        classes = device_package(_SYCL_PACKAGE).classes
-        named = [*(cls().spec() for class_name, cls in classes.items() if name in (cls.NAME, class_name)), *named]
-    if named:
-        return named[0]
-    names = [spec.name for spec in specs]
-    reasons = [other.reason for other in registered_packages(package)]
-    raise UnknownOpError(
-        " ".join(filter(None, [f"Unknown op {name!r}.", *reasons])),
-        f"{did_you_mean(name, names)} The ops are: {', '.join(names)}. "
-        "Pass package.module:Builder for an op that no package registers.".lstrip(),
-    )
-
-
-def _spec_of(name: str) -> OpSpec:
-    module_name, _, class_name = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:  # python -m has it there
-        sys.path.append(here)  # last: its modules may hide others
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the module may raise anything
-        raise UnknownOpError(
-            f"{name!r}: the module {module_name!r} cannot be imported: {type(error).__name__}: {error}.",
-            "Use a name that Python can import from the current directory, or extend PYTHONPATH.",
-        ) from error
-    found = getattr(module, class_name, None)
-    if not _is_builder(found):
-        what = "is not an OpBuilder" if hasattr(module, class_name) else "does not exist"
-        builders = filter(_is_builder, vars(module).values())
-        own = [builder.__name__ for builder in builders if builder.__module__ == module_name]
-        names = ", ".join(dict.fromkeys(own))
-        remedy = f"Use one of {names}." if names else f"Name the module that defines it; {module_name} has no builders."
-        raise UnknownOpError(f"{name!r}: {class_name!r} {what}.", remedy)
-    try:
-        return found().spec()
-    except Exception as error:
-        raise UnknownOpError(
-            f"{name!r}: the builder cannot be created: {type(error).__name__}: {error}.",
-            "Give it a sources() method and an __init__ that needs no arguments.",
-        ) from error
-
-
-def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
-    return isinstance(value, type) and issubclass(value, OpBuilder)
-
-
 def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
     found = decide(spec, open_cache)
@@ -203,10 +133,10 @@ def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> 
         "checks": [{"passed": not isinstance(outcome, Failed), **facts_of(outcome)} for outcome in checks],
         "cache_entry": _entry(cached),
     }
-    key = guarded("key", lambda: lookup.key) if lookup is not None else None
-    if lookup is None or not isinstance(key, PlanKey):
+    planned = guarded("key", lambda: lookup.planned) if lookup is not None else None
+    if lookup is None or not isinstance(planned, Planned):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
-    plan = lookup.plan
+    plan, toolset, key, _ = planned
     explained["miss"] = _miss(lookup) if cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
@@ -219,8 +149,8 @@ def explain(spec: OpSpec, open_cache: Callable[[], Cache] = read_only_cache) -> 
     }
     explained["key"] = {"digest": key.digest, "parts": dict(key.parts)}
     commands: list[str] = []
-    if lookup.toolset is not None:
-        built = build_commands(plan, lookup.toolset)
+    if toolset is not None:
+        built = build_commands(plan, toolset)
         steps = [*(step.command for step in built.compile_steps), built.device_link]
         steps += [*built.stand_ins.values(), built.link]
         commands = [shlex.join(step) for step in steps if step]
@@ -263,7 +193,8 @@ def _miss(lookup: Lookup) -> dict[str, Any]:
     cache = lookup.cache
     for directory, rejection in cache.damaged.items():
         return {"nearest": str(directory), "differences": [f"{rejection.reason} It will be moved away and rebuilt."]}
-    nearest, differences = nearest_miss(cache.entries(lookup.plan.op), lookup.key, lookup.roots, cache.memo)
+    plan, _, key, roots = lookup.planned
+    nearest, differences = nearest_miss(cache.entries(plan.op), key, roots, cache.memo)
     return {"nearest": None if nearest is None else str(nearest.directory), "differences": differences}
 
 

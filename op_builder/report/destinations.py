@@ -1,4 +1,4 @@
-"""The machines that an extension is judged for: this one, and this one with another torch."""
+"""The machine that an extension is judged for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from pathlib import Path
 from op_builder.cache.key import cpu_digest
 from op_builder.cache.machine import cxx_library_versions, numbers
 from op_builder.errors import ToolchainError
-from op_builder.report.known_symbols import KnownSymbols
 from op_builder.report.requirements import Machine
 from op_builder.system.cpu_isa import architecture_flag
 from op_builder.system.elf import Elf, read_library, search_places
 from op_builder.system.process import run
 
 _DEFAULT_DIRECTORIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
-_CPU_BUILD = ("c10", "shm", "torch", "torch_cpu", "torch_global_deps", "torch_python")
 
 
 def this_machine(origin: Path) -> Machine:
@@ -104,20 +102,6 @@ def _is_for_another_machine(path: Path) -> bool:
         return read_library(path).machine != platform.machine()
     except (OSError, ValueError):
         return False
-
-
-def with_torch(machine: Machine, release: str, known: KnownSymbols) -> Machine:
-    """The same machine with the CPU build of a listed release of torch."""
-    return machine._replace(
-        torch=f"{release}+cpu",
-        torch_libraries=frozenset(f"lib{name}.so" for name in _CPU_BUILD),
-        torch_needs=lambda: frozenset({"libgomp.so.1"}),
-        missing=lambda names: [
-            name
-            for name in sorted(names)
-            if not _in_process(name) and (release not in known.releases(name) or known.needs_cuda(name))
-        ],
-    )
 
 
 def _in_process(name: str) -> bool:

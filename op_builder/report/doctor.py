@@ -5,17 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from op_builder.command_line import printable, reports_errors, run_main
-from op_builder.errors import AccelError
-
-if TYPE_CHECKING:
-    from op_builder.report.extension_file import ExtensionFile
-    from op_builder.report.requirements import Machine, Requirement
 
 _SYMBOL_CHARS = 60
 
@@ -29,8 +23,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         "extension or a wheel, list the releases of torch, the Pythons, systems and CPUs with which it loads, and the "
         "symbols that decide; nothing of it is executed.",
         epilog=f"Example: '{prog} cpu_adam'. Exit status: 1 if a named op does not work, no accelerator can be used, "
-        "a library in the file does not load here, the wheel's tag does not fit, or --run contradicts the prediction; "
-        "2 if an op is unknown, the file cannot be read, or --run cannot create an environment; otherwise 0.",
+        "a library in the file does not load here or the wheel's tag does not fit; "
+        "2 if an op is unknown or the file cannot be read; otherwise 0.",
     )
     parser.add_argument(
         "ops",
@@ -39,31 +33,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="check these ops: cpu_adam, CPUAdamBuilder or package.module:Builder; or one file: x.so, ./x, x.whl",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--torch",
-        type=_releases,
-        default=[],
-        metavar="X.Y,...",
-        help="with a file: also predict for CPU builds of these releases",
-    )
-    parser.add_argument(
-        "--run",
-        action="store_true",
-        help="with a file: load it in temporary environments with CPU builds of the releases in --torch (default: the "
-        "oldest and the newest that fit), and compare the result with the prediction",
-    )
-    parser.add_argument(
-        "--find-links",
-        metavar="URL",
-        help="where --run finds these builds and their requirements: a directory or page (default: PyTorch's index)",
-    )
     options = parser.parse_args(arguments)
     if files := list(filter(_is_file, options.ops)):
         if len(options.ops) > 1:
             parser.error("only one file can be checked at a time")
-        return _check_file(Path(files[0]), options)
-    if options.torch or options.run:
-        parser.error("--torch and --run need a file")
+        return _check_file(Path(files[0]), as_json=options.json)
     from rich.console import Console
 
     from op_builder.report.collect import diagnosis
@@ -86,89 +60,38 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     return 1 if any(options.ops or one["name"] == "accelerator" for one in found["rejected"]) else 0
 
 
-def _releases(text: str) -> list[str]:
-    releases = text.split(",")
-    if not all(re.fullmatch(r"\d+\.\d+(\.\d+)?", release) for release in releases):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of releases like 2.10,2.13.0")
-    return releases
-
-
 def _is_file(name: str) -> bool:
     is_library = re.search(r"\.(so[.\d]*|whl|zip|pyd|dll|dylib)$", name)
     return "/" in name or bool(is_library) or ("." in name and Path(name).exists())
 
 
-def _check_file(path: Path, options: argparse.Namespace) -> int:
+def _check_file(path: Path, *, as_json: bool) -> int:
     from packaging.tags import sys_tags
 
-    from op_builder.report.destinations import this_machine, with_torch
+    from op_builder.report.destinations import this_machine
     from op_builder.report.extension_file import read_file, tag_requirement
     from op_builder.report.known_symbols import known_symbols
-    from op_builder.report.requirements import requirements_of, short
+    from op_builder.report.requirements import requirements_of
 
     file, known, machine = read_file(path), known_symbols(), this_machine(path.parent.resolve())
 
-    def needed(place: Machine) -> dict[str, list[Requirement]]:
-        return {binary.name: requirements_of(binary, known, place) for binary in file.binaries}
-
-    here, tag = needed(machine), tag_requirement(file, sys_tags())
-
-    def predicted(release: str) -> dict[str, str]:
-        return _reasons(needed(with_torch(machine, release, known)))
-
-    releases = options.torch
-    if options.run and not releases:
-        fitting = [release for release in known.torch if not any(predicted(release).values())] or known.torch[-1:]
-        releases = list(dict.fromkeys((fitting[0], fitting[-1])))
-    trials = {}
-    for release in releases if file.binaries else ():
-        listed = next((name for name in known.torch if short(name) == short(release)), None)
-        wanted = listed if listed and release == short(release) else release
-        trials[wanted] = _trial(file, wanted, predicted(listed) if listed else None, options)
+    here = {binary.name: requirements_of(binary, known, machine) for binary in file.binaries}
+    tag = tag_requirement(file, sys_tags())
     found = {
         "file": str(path),
-        "loads_here": not any(_reasons(here).values()),
+        "loads_here": not any(one.reason for requirements in here.values() for one in requirements),
         "known_torch": known.torch,
         "tag": tag._asdict() if tag else None,
         "libraries": {name: [one._asdict() for one in requirements] for name, requirements in here.items()},
-        "torch": trials,
     }
-    if options.json:
+    if as_json:
         print(json.dumps(found, indent=2))
     else:
         print(printable(_demangled(_report(found))))
-    if any("error" in trial for trial in trials.values()):
-        return 2
-    fits = found["loads_here"] and not (tag and tag.reason)
-    return 0 if fits and all(trial["agrees"] is not False for trial in trials.values()) else 1
-
-
-def _reasons(requirements: dict[str, list[Requirement]]) -> dict[str, str]:
-    return {name: next((one.reason for one in found if one.reason), "") for name, found in requirements.items()}
-
-
-def _trial(
-    file: ExtensionFile, release: str, predicted: dict[str, str] | None, options: argparse.Namespace
-) -> dict[str, Any]:
-    """The prediction for a release, and with ``--run`` what happened; ``agrees`` is None if one of them is missing."""
-    trial: dict[str, Any] = {"predicted": predicted, "happened": None, "agrees": None}
-    if options.run:
-        from op_builder.report.trial import load_with
-
-        print(f"Loading {file.path.name} with torch {release}+cpu...", file=sys.stderr)
-        try:
-            happened = trial["happened"] = load_with(file, release, options.find_links)
-        except AccelError as error:
-            trial["error"] = str(error)
-        else:
-            if predicted is not None:
-                trial["agrees"] = all(bool(predicted[name]) == bool(happened[name]) for name in predicted)
-    return trial
+    return 0 if found["loads_here"] and not (tag and tag.reason) else 1
 
 
 def _report(found: dict[str, Any]) -> str:
-    from op_builder.report.requirements import short
-
     libraries, tag = found["libraries"], found["tag"]
     failing = {name for name, needed in libraries.items() if any(one["reason"] for one in needed)}
     loads = "does not load here" if failing else "loads here"
@@ -187,27 +110,7 @@ def _report(found: dict[str, Any]) -> str:
             lines.append(f"  {one['axis']:10} {one['answer']}")
             lines += [f"  {'':10}   {reason}" for reason in one["evidence"].split("; ")]
             lines += [f"  {'':10}   Not here: {one['reason']}."] if one["reason"] else []
-    known = " to ".join(short(found["known_torch"][at]) for at in (0, -1))
-    lines += [""] if found["torch"] else []
-    for release, trial in found["torch"].items():
-        if trial["predicted"] is None:
-            lines.append(f"torch {release}: not known, the lists were made for {known}")
-        else:
-            lines.append(f"torch {release}+cpu: {_outcome(trial['predicted'])}")
-        if trial["happened"] is not None:
-            lines.append(f"  tried: {_outcome(trial['happened'])}")
-        if trial["agrees"] is not None:
-            lines.append(f"  agrees: {'yes' if trial['agrees'] else 'NO'}")
-        lines += [f"  {trial['error']}"] if "error" in trial else []
     return "\n".join(lines)
-
-
-def _outcome(reasons: dict[str, str]) -> str:
-    failing = {name: reason for name, reason in reasons.items() if reason}
-    if not failing:
-        return "loads"
-    name, reason = next(iter(failing.items()))
-    return f"{len(failing)} of {len(reasons)} do not load: {name}: {reason}"
 
 
 def _demangled(text: str) -> str:

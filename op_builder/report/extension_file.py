@@ -19,6 +19,7 @@ from op_builder.cache.manifest import MANIFEST
 from op_builder.errors import AccelError
 from op_builder.report.requirements import NAME_TAG, Binary, Requirement, needed_glibc
 from op_builder.system.elf import Elf, NotElfError, read_elf, read_library, search_places
+from op_builder.system.file_kinds import kind_of_file
 
 _LEGACY = {"manylinux1": "manylinux_2_5", "manylinux2010": "manylinux_2_12", "manylinux2014": "manylinux_2_17"}
 _LIBRARY = re.compile(r"\.so(\.[\d.]+)?$")
@@ -82,6 +83,8 @@ def _place(library: str, elf: Elf, path: Path) -> Path | None:
 
 
 def _wheel(path: Path) -> ExtensionFile:
+    if kind := kind_of_file(path, expected="zip"):
+        raise UnreadableFileError(f"{path} is not a wheel: it is {kind[0]}.", kind[1])
     try:
         tags = parse_wheel_filename(path.name)[3]
         with zipfile.ZipFile(path) as archive:
@@ -139,6 +142,8 @@ def _elf(name: str, read: Callable[[], Elf]) -> Elf:
     try:
         return read()
     except NotElfError as error:
+        if error.remedy:
+            raise UnreadableFileError(f"{name} is not a library: {error}.", error.remedy) from None
         raise UnreadableFileError(
             f"{name} cannot be read: {error}.", "Name a library for Linux (.so) or a wheel (.whl)."
         ) from None

@@ -140,12 +140,8 @@ def _storage_engines() -> dict[str, Any]:
             rejected = load(async_io.spec_for("cpu"), Cache(is_ours=False)).rejected_engines()
     except IncompatibleOpError:
         return {"error": "Not checked: async_io is not built.", "remedy": "Run `accel-ops build async_io`."}
-    working = [name for name in ENGINES if name not in rejected]
-    return {
-        "forced": forced,
-        "in_use": next((name for name in working if forced in (None, name)), None),
-        "engines": [{"name": name, "reason": rejected.get(name)} for name in ENGINES],
-    }
+    usable = (name for name in ENGINES if name not in rejected and forced in (None, name))
+    return {"in_use": next(usable, None), "forced": forced, "rejected": rejected}
 
 
 def _shared_memory() -> dict[str, Any]:

@@ -48,7 +48,7 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
     if data["plan"] is not None:
         plan = dict(data["plan"])
         sources = "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan.pop("sources"))
-        rows: list[tuple[str, Any]] = [("sources", sources), *((key, _text(value)) for key, value in plan.items())]
+        rows = [("sources", sources), *((_label(key), _text(value)) for key, value in plan.items())]
         rows.append(("key", data["key"]["digest"]))
         rows += [(f"  {name}", value) for name, value in data["key"]["parts"].items()]
         console.print(_facts_table("Plan", rows))
@@ -75,14 +75,11 @@ def _ops_table(ops: list[dict[str, Any]], *, wide: bool) -> Table:
 def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
     if accelerator["error"] is not None:
         return [("error", Text(accelerator["error"], style="red"))]
-    shown = ("device_name", "device_count", "hardware", "dtypes", "communication_backend", "compile_backend")
-    rows: list[tuple[str, Any]] = [(key.replace("_", " "), _text(accelerator.get(key))) for key in shown]
-    for key in ("total_memory_bytes", "available_memory_bytes"):
-        if isinstance(accelerator.get(key), int):
-            rows.append((key.removesuffix("_bytes").replace("_", " "), size_text(accelerator[key])))
-    rows += [(key.replace("_", " "), f"unknown: {why}") for key, why in accelerator.get("unavailable", {}).items()]
-    rows.append(("why detected", "python -m accelerator.report"))
-    return rows
+    unknown = accelerator.get("unavailable", {})
+    facts = [(name, value) for name, value in accelerator.items() if name not in ("name", "error", "unavailable")]
+    rows: list[tuple[str, Any]] = [(_label(name), _text(value, name)) for name, value in facts]
+    rows += [(_label(name), f"unknown: {why}") for name, why in unknown.items()]
+    return [*rows, ("why detected", "python -m accelerator.report")]
 
 
 def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -151,68 +148,11 @@ def sycl_rows(sycl: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
-    python, torch, tools = environment["python"], environment["torch"], environment["toolchains"]
-    cpu, cache, shared = environment["cpu"], environment["cache"], environment["shared_memory"]
-    rows: list[tuple[str, Any]] = [
-        ("accel-ops", environment["accel_ops"]),
-        ("Python", f"{python['version']}, {python['executable']}"),
-        ("torch", torch if "error" in torch else f"{torch['version']}, {torch['path']}"),
-    ]
-    if "error" not in torch:
-        built = ", ".join(f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch[name]) or "CPU only"
-        rows.append(("torch ABI", f"{built}; C++11 ABI {'yes' if torch['cxx11_abi'] else 'no'}; Stable ABI from 2.10"))
-    rows += [
-        ("C++ compiler", _tool(tools["c++"])),
-        ("CUDA toolkit", _tool(tools["cuda"])),
-        ("ninja", _tool(tools["ninja"])),
-        (
-            "CPU",
-            cpu
-            if "error" in cpu
-            else f"{cpu['model']}, {counted(cpu['cores'], 'core')}; instruction set {cpu['isa']} "
-            f"(supported: {', '.join(cpu['isas_supported'])})",
-        ),
-        (
-            "/dev/shm",
-            shared
-            if "error" in shared
-            else f"{size_text(shared['size_bytes'])}, {size_text(shared['free_bytes'])} free",
-        ),
-        ("storage engine", _storage_engine(environment["storage_engines"])),
-        (
-            "cache",
-            cache["error"]
-            if "error" in cache
-            else f"{cache['directory']}, {size_text(cache['size_bytes'])}, "
-            f"{counted(cache['entries'], 'entry', 'entries')}" + ("" if cache["writable"] else ", read-only"),
-        ),
-    ]
-    for part in ("foreign_packages", "misspelled_variables", "variables"):
-        rows += environment[part].items()
+    rows: list[tuple[str, Any]] = []
+    for name, value in environment.items():
+        is_group = name in ("toolchains", "foreign_packages", "misspelled_variables", "variables")
+        rows += value.items() if is_group else [] if name == "sycl" else [(_label(name), value)]
     return rows
-
-
-def _storage_engine(storage: dict[str, Any]) -> Any:
-    """The engine that async_io uses, and the state of the others."""
-    if "error" in storage:
-        return storage
-    text = Text(storage["in_use"] or f"none: ACCEL_AIO_ENGINE={storage['forced']} does not work")
-    if storage["forced"] and storage["in_use"]:
-        text.append(", set by ACCEL_AIO_ENGINE")
-    for engine in storage["engines"]:
-        if engine["reason"] is not None:
-            text.append(f"\nnot {engine['name']}: {engine['reason']}", style="yellow")
-        elif engine["name"] != storage["in_use"]:
-            text.append(f"; {engine['name']} also works")
-    return text
-
-
-def _tool(tool: dict[str, Any]) -> Any:
-    if "error" in tool:
-        return tool
-    version = tool.get("version")
-    home = f", toolkit in {tool['home']}" if "home" in tool else ""
-    return f"{tool['path']}{f' ({version})' if version else ''}{home}"
 
 
 def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Group:
@@ -224,10 +164,10 @@ def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Group:
     return Group(Text(title, style="bold"), table)  # not as the table's title, which wraps at its width
 
 
-def _cell(value: Any) -> Text | Group:
-    if isinstance(value, dict):  # an error
+def _cell(value: Any) -> Text:
+    if isinstance(value, dict) and "error" in value:
         return Text.assemble((value["error"], "yellow"), " ", (value["remedy"], "cyan"))
-    return value if isinstance(value, Text) else Text(str(value))
+    return value if isinstance(value, Text) else Text(_text(value))
 
 
 def _entry_text(entry: dict[str, Any] | None) -> str:
@@ -253,11 +193,20 @@ def _cached_text(data: dict[str, Any]) -> str:
     return "\n".join([f"no; differences from the nearest entry, {miss['nearest']}:", *miss["differences"]])
 
 
+def _label(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ") if name.islower() else name
+
+
 def _mark(yes: bool, style_of_no: str = "red") -> Text:
     return Text("yes", style="green") if yes else Text("no", style=style_of_no)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str = "") -> str:
+    """A fact as words; ``name`` is that of its member in JSON."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key.removesuffix('_bytes')} {_text(each, key)}" for key, each in value.items()) or "none"
     if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+        return " ".join(map(_text, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return size_text(value) if name.endswith("_bytes") else str(value)

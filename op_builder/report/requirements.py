@@ -53,7 +53,7 @@ class Binary(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """A place to load in: this machine, or one with another torch.
+    """The place to load in.
 
     Attributes:
         torch: its version; empty if it is not installed. ``torch_libraries``: names of its libraries.
@@ -287,13 +287,13 @@ def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -
     fitting = [release for release in releases if not lacking[release]]
     if not fitting:
         best = min(releases, key=lambda release: (len(lacking[release]), -releases.index(release)))
-        return "none", f"even {short(best)} lacks {_some(lacking[best])}"
+        return "none", f"even {_short(best)} lacks {_some(lacking[best])}"
     reasons = []
     for before, release in pairwise(releases):
         if lacking[before] and not lacking[release]:
-            reasons.append(f"new in {short(release)}: {_some(lacking[before])}")
+            reasons.append(f"new in {_short(release)}: {_some(lacking[before])}")
         if lacking[release] and not lacking[before]:
-            reasons.append(f"not in {short(release)}: {_some(lacking[release])}")
+            reasons.append(f"not in {_short(release)}: {_some(lacking[release])}")
     shared = f"each has {_some(names)}" if names else "it uses none of their symbols"
     return _span(fitting, releases), "; ".join(reasons) or shared
 
@@ -302,8 +302,8 @@ def _span(fitting: Sequence[str], releases: Sequence[str]) -> str:
     """``2.10 to 2.12``, ``2.11 and newer (known up to 2.15)``; with gaps, each by its name."""
     positions = [releases.index(release) for release in fitting]
     if positions[-1] - positions[0] >= len(positions):
-        return ", ".join(map(short, fitting))
-    first, last = short(fitting[0]), short(fitting[-1])
+        return ", ".join(map(_short, fitting))
+    first, last = _short(fitting[0]), _short(fitting[-1])
     if positions[-1] == len(releases) - 1:
         return f"{first} and newer (known up to {last})"
     return f"{first} to {last}" if first != last else f"{first} only"
@@ -324,5 +324,5 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:2]) + (f" and {len(ordered) - 2} more" if len(ordered) > 2 else "")
 
 
-def short(release: str) -> str:
+def _short(release: str) -> str:
     return ".".join(release.split(".")[:2])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from op_builder import env
+from op_builder.system.file_kinds import MARKS_BYTES, kind_of
 
 _PROGRAM, _SHARED = 2, 3  # ET_EXEC, ET_DYN
 _KINDS = {1: "an object file", _PROGRAM: "a program", 4: "a core dump"}
@@ -46,7 +47,11 @@ _LONGEST_NAME = 1 << 16
 
 
 class NotElfError(ValueError):
-    """A file is not a library for Linux."""
+    """A file is not a library for Linux; ``remedy`` is what to do about a known other format, else empty."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.remedy = remedy
+        super().__init__(reason)
 
 
 class Elf(NamedTuple):
@@ -107,7 +112,8 @@ def read_elf(content: bytes | mmap.mmap) -> Elf:
     if content[:4] != b"\x7fELF":
         start = content[:4]
         kind = next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "not an ELF file")
-        raise NotElfError(f"it is {kind}" if content else "it is empty")
+        kind, remedy = kind_of(content[:MARKS_BYTES]) or (kind, "")
+        raise NotElfError(f"it is {kind}" if content else "it is empty", remedy)
     try:
         return _read(_File(content))
     except struct.error:  # a table reaches beyond the end

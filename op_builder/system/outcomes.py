@@ -90,7 +90,7 @@ def checked(name: str, find: Callable[[], str]) -> CheckOutcome:
 
 def rejection_of(outcomes: Iterable[CheckOutcome]) -> Rejection | None:
     """One rejection for all failed checks; None if all passed."""
-    failed = failures(outcomes)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
     if not failed:
         return None
     names: dict[str, str] = {}  # by reason: the first check that has it

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shlex
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,9 +19,15 @@ from op_builder.errors import ToolchainError
 
 OUT_OF_RESOURCES = (
     "The machine ran out of memory or processes: set ACCEL_MAX_JOBS=1, end other processes, or raise the limits "
-    "(ulimit -u, memory.max and pids.max of the control group)."
+    "(ulimit -u, ulimit -v, memory.max and pids.max of the control group)."
 )
 """The remedy where no process can be started."""
+LIMITS = (
+    (r"Too many open files|out of file descriptors", "Raise the limit of open files (ulimit -n), or close files."),
+    (r"File too large|File size limit exceeded", "Raise the limit of file sizes (ulimit -f)."),
+    (r"C[Pp][Uu] time limit exceeded", "Raise the limit of CPU time (ulimit -t)."),
+)
+"""The system's messages about limits of a process, and what to do."""
 
 
 class Finished(NamedTuple):
@@ -55,7 +62,9 @@ def run(
     """
     line = shlex.join(word if "\n" not in word else "..." for word in command)  # a program of `python -c`
     require_exit_codes()
-    with _scratch() as output, _scratch() as errors:
+    with contextlib.ExitStack() as files:
+        with _start_errors(command):
+            output, errors = files.enter_context(_scratch()), files.enter_context(_scratch())
         process = start(
             command,
             stdin=subprocess.DEVNULL,
@@ -71,6 +80,9 @@ def run(
             raise ToolchainError(
                 f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it blocks."
             ) from error
+        if -process.returncode in (signal.SIGXFSZ, signal.SIGXCPU):
+            ended = str(signal.strsignal(-process.returncode))
+            raise ToolchainError(f"{line} was ended: {ended}.", remedy_of_limit(ended))
         # The output may hold paths, which the caller opens; the errors are for people.
         output.seek(0)
         errors.seek(0)
@@ -84,14 +96,24 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     Raises:
         ToolchainError: it cannot be started.
     """
-    try:
+    with _start_errors(command):
         return subprocess.Popen(command, **options)
+
+
+@contextlib.contextmanager
+def _start_errors(command: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.ENOMEM):
             raise ToolchainError(f"{command[0]} cannot be started now: {error.strerror}.", OUT_OF_RESOURCES) from error
-        raise ToolchainError(
-            f"{command[0]} cannot be started: {error.strerror}.", "Check that it exists and may be executed."
-        ) from error
+        remedy = remedy_of_limit(str(error.strerror)) or "Check that it exists and may be executed."
+        raise ToolchainError(f"{command[0]} cannot be started: {error.strerror}.", remedy) from error
+
+
+def remedy_of_limit(message: str) -> str:
+    """What to do if a message is the system's about a limit of this process; empty for any other."""
+    return next((remedy for pattern, remedy in LIMITS if re.search(pattern, message)), "")
 
 
 def require_exit_codes() -> None:

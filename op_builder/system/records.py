@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import stat
+import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -34,7 +35,6 @@ _MOST_BYTES = 16 << 20
 _SMALL_BYTES = 1 << 16
 # Within the object, lines begin with blanks.
 _CHECKSUM = ',\n"checksum": "'
-_DIGITS = "0123456789"
 
 
 class RecordError(ValueError):
@@ -155,35 +155,25 @@ def is_name(value: Any) -> bool:
     )
 
 
-def is_identifier(value: Any) -> bool:
-    return type(value) is str and value.isascii() and value.isidentifier() and len(value) < 200
+def _spelled(characters: str, least: int, most: int, not_first: str = "") -> Check:
+    """Text of ``least`` to ``most`` of these characters, of which some may not be the first."""
+    return lambda value: (
+        type(value) is str and least <= len(value) <= most and not value.strip(characters) and value[0] not in not_first
+    )
 
 
-def is_sha256(value: Any) -> bool:
-    return type(value) is str and len(value) == 64 and not value.strip("0123456789abcdef")
+def _within(least: float, below: float, *types: type) -> Check:
+    """A number of one of these types and in these bounds."""
+    return lambda value: type(value) in types and least <= value < below
 
 
-def is_version(value: Any) -> bool:
-    """Digits with dots between them, such as ``2.32``."""
-    return type(value) is str and 0 < len(value) < 64 and not value.strip(_DIGITS + ".") and value[0] in _DIGITS
-
-
-def is_flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def is_int32(value: Any) -> bool:
-    """A number of 32 bits, with a sign."""
-    return type(value) is int and -(1 << 31) <= value < 1 << 31
-
-
-def is_number(value: Any) -> bool:
-    """A duration or a time in seconds, or another number that is neither negative nor huge."""
-    return type(value) in (int, float) and 0 <= value < 1e12
+is_identifier = _spelled(f"{string.ascii_letters}{string.digits}_", 1, 199, not_first=string.digits)
+is_sha256 = _spelled("0123456789abcdef", 64, 64)
+is_version = _spelled("0123456789.", 1, 63, not_first=".")  # such as ``2.32``
+is_flag = _within(0, 2, bool)
+is_count = _within(0, 1 << 63, int)
+is_int32 = _within(-(1 << 31), 1 << 31, int)
+is_number = _within(0, 1e12, int, float)  # a duration or a time in seconds, or another that is not huge
 
 
 def one_of(*values: str) -> Check:

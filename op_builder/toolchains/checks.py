@@ -79,7 +79,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> str:
     if OTHER_LIBRARY in failure:
         raise other_library
     if failure:
-        raise ToolchainError(f"{name} cannot compile a small program: {failure}", _cxx_remedy(failure))
+        raise ToolchainError(f"{name} cannot compile a small program: {failure}.", _cxx_remedy(failure))
     return name
 
 
@@ -97,7 +97,7 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> str:
     failure = remembered_failure_of(command, sources, subject, files, memo)
     if failure:
         raise ToolchainError(
-            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
+            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}.",
             diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
         )
     return f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}"

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ _OF_THE_USER = {
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 _SEARCH_LIST = re.compile(r'^#include "\.\.\." search starts here:\n(.*?)^End of search list', re.MULTILINE | re.DOTALL)
+_SEARCH_DIRECTORY = re.compile(r'SEARCH_DIR\("=?([^"]+)"\)')
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
 LINKED_FLAG = "--dependency-file"
@@ -73,8 +74,9 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     """
     # zig's target may name a version of glibc or macOS; zig answers only without it.
     query = [_OLDEST_SYSTEM.sub(r"\1", word) for word in command]
-    version = run([*query, "--version"])
-    target = run([*query, "-dumpmachine"])
+    ask = partial(run, environment=env.compiler_environment(is_for_target=False))  # it answers in English
+    version = ask([*query, "--version"])
+    target = ask([*query, "-dumpmachine"])
     if not version.ok or not target.ok:
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
@@ -84,8 +86,8 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         )
     _require_list_of_headers(command)
     backend = "clang" if "clang" in version.output else "cc1plus"
-    backend_path = run([*query, f"-print-prog-name={backend}"]).last_line
-    tools = [run([*query, f"-print-prog-name={name}"]).last_line for name in ("as", "ld")]
+    backend_path = ask([*query, f"-print-prog-name={backend}"]).last_line
+    tools = [ask([*query, f"-print-prog-name={name}"]).last_line for name in ("as", "ld")]
     found = [path for name in (backend_path, *tools) if os.path.isabs(path := shutil.which(name) or name)]
     named, variables = wrapper_facts(programs, found)
     configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's
@@ -163,7 +165,7 @@ def wrapper_facts(programs: Iterable[str], tools: Iterable[str] = ()) -> tuple[l
     while waiting and len(files) < _MOST_FILES:
         program, *waiting = waiting
         text = _script(program)
-        places = {program, os.path.realpath(program)}
+        places = dict.fromkeys((program, os.path.realpath(program)))
         expanded = "\n".join(_expanded(place, text) for place in places)
         executed = set(_EXECUTED.findall(text))
         on_path = ((name, shutil.which(name)) for name in dict.fromkeys(_PROGRAM.findall(text)))
@@ -273,6 +275,15 @@ def searched_directories(
     listed = [name for part in _SEARCH_LIST.findall(answer) for name in re.findall(r"^ (/.*)$", part, re.MULTILINE)]
     omitted = re.findall(r'^ignoring .* directory "(/.+)"$', answer, re.MULTILINE)
     return tuple(dict.fromkeys([*omitted, *listed])) if listed else ()
+
+
+def library_directories(command: tuple[str, ...]) -> list[str]:
+    """The directories in which the linker of a compiler's ``command`` looks for libraries, flags or not."""
+    environment = env.compiler_environment(is_for_target=False)  # in English
+    driver = run([*command, "-print-search-dirs"], environment=environment).output.partition("libraries: =")[2]
+    linker = run([*command, "-Wl,--verbose", "-o", os.devnull], environment=environment).output
+    found = [*driver.partition("\n")[0].split(":"), *_SEARCH_DIRECTORY.findall(linker)]
+    return list(filter(os.path.isabs, found))
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:

@@ -31,7 +31,7 @@ _ANSWER: Schema = {
     "variables": are_texts,
     "digest": is_text,
 }
-_USUAL_HOME = Path("/usr/local/cuda")
+USUAL_HOME = Path("/usr/local/cuda")
 _WHEELS = "cccl,crt,cudart,nvcc,nvvm"  # extras of the distribution cuda-toolkit, which torch pins to its version
 
 
@@ -91,7 +91,7 @@ def find_cuda(memo: Memo, *, for_torch: bool = True) -> CudaToolkit:
     named = _named_nvcc()
     if named is not None:
         return _toolkit(named, memo)
-    system = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))
+    system = shutil.which("nvcc") or shutil.which("nvcc", path=str(USUAL_HOME / "bin"))
     toolkit = None if system is None else _toolkit(system, memo)
     built = torch_install().cuda if for_torch else None
     wanted = 0 if built is None else parse_release(built)[0]
@@ -114,7 +114,7 @@ def find_cuda(memo: Memo, *, for_torch: bool = True) -> CudaToolkit:
         )
     raise MissingCUDAException(
         "No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, and nvcc is not on PATH, "
-        f"in {_USUAL_HOME / 'bin'} or in a wheel.",
+        f"in {USUAL_HOME / 'bin'} or in a wheel.",
         remedy,
     )
 

@@ -136,7 +136,9 @@ def _last_words(step: _Step) -> str:
     code = int(step.code or 0)
     if not code:
         return words or "the compiler printed nothing"
-    ended = f"was ended by signal {code - _SIGNAL}" if code > _SIGNAL else f"ended with status {code}"
+    ended = f"ended with status {code}"
+    if code > _SIGNAL:
+        ended = f"was ended by signal {code - _SIGNAL} ({signal.strsignal(code - _SIGNAL)})"
     return f"the command {ended} and reported no cause" + (f"; its output ends: {words}" if words else "")
 
 

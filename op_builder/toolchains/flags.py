@@ -31,6 +31,7 @@ _NO_OUTPUTS = ("-optf", "-objcmt")
 _INDIRECT = ("-specs", "--specs", "--config", "-fmodule", "-fprebuilt-module", *_NVCC_FILES)
 # A response file of a tool, or in a variable a flag that shortens or moves the list of headers.
 _INDIRECT_PASSED_ON = ("@/", "-MM", "-MF")
+_PROGRAMS = ("as", "ld", "cc1", "cc1plus")
 _STANDARDS = ("-std=c", "-std=gnu", "--std=c", "--std=gnu")
 _DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
@@ -177,10 +178,12 @@ def _expanded(word: str, path: str, within: tuple[str, ...]) -> list[str]:
 def named_files(flags: Iterable[str]) -> list[str]:
     """The existing files that flags name by absolute paths, which no depfile lists: plugins, specs, profiles.
 
-    Values of ``-D`` and directories do not count.
+    Values of ``-D`` and directories do not count, except for the programs in those of ``-B``.
     """
-    pieces = (piece for word in _without_defines(flags) for piece in _pieces(word) if "/" in piece)
-    paths = (piece[piece.find("/") :] for piece in pieces)
+    words = _without_defines(flags)
+    paths = [piece[piece.find("/") :] for word in words for piece in _pieces(word) if "/" in piece]
+    if any(word.startswith("-B") for word in words):
+        paths += [f"{path}/{program}" for path in paths for program in _PROGRAMS]
     return list(filter(os.path.isfile, dict.fromkeys(paths)))
 
 
@@ -239,26 +242,20 @@ def _without_defines(flags: Iterable[str]) -> list[str]:
 
 
 def linked_files(flags: Iterable[str]) -> list[str]:
-    """The files that link flags name and that affect the binary: archives, objects, linker scripts.
+    """The files that link flags name by absolute paths, except for shared libraries."""
+    return [name for name in named_files(flags) if ".so" not in os.path.basename(name)]
 
-    Shared libraries do not: the binary contains only their names. The linker lists the other files that it reads.
-    """
-    flags = list(flags)
-    names = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in _values("-l", flags)]
-    words = [f"{directory}/{name}" for directory in _values("-L", flags) for name in names]
-    files = dict.fromkeys([*named_files(flags), *words])
-    return [name for name in files if os.path.isabs(name) and ".so" not in name and os.path.isfile(name)]
+
+def linked_libraries(flags: Iterable[str]) -> list[str]:
+    """The words in which link flags name libraries that the linker looks for (``-lz``), or shared libraries."""
+    return [
+        piece for word in flags for piece in _pieces(word) if piece.startswith("-l") or ".so" in os.path.basename(piece)
+    ]
 
 
 def contents_of(files: Iterable[str]) -> list[str]:
     """``name:sha256`` of each file, without its directory."""
     return [f"{os.path.basename(name)}:{file_sha256(name)}" for name in files]
-
-
-def _values(flag: str, words: Iterable[str]) -> list[str]:
-    """The values of a flag, in the same word or in the next one."""
-    rest = iter(words)
-    return [word.removeprefix(flag) or next(rest, "") for word in rest if word.startswith(flag)]
 
 
 def _words_in(path: str) -> list[str]:

@@ -24,7 +24,7 @@ from op_builder.toolchains.toolset import find_cxx
 _INSTALL = "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'"
 INSTALL_REMEDY = f"Install oneCCL: `{_INSTALL}`, or set CCL_ROOT to an installation."
 _REINSTALL_REMEDY = f"Reinstall it: `{_INSTALL} --force-reinstall`, or set CCL_ROOT to another installation."
-_SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
+SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
 _LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")
 _VERSION = re.compile(r"#define CCL_(MAJOR|MINOR|UPDATE)_VERSION\s+(\d+)")
 _BUILD_DATE = re.compile(r'#define CCL_PRODUCT_BUILD_DATE\s+"([^"]*)"')
@@ -70,7 +70,7 @@ class OneCCL:
 def find_oneccl() -> OneCCL | None:
     """The oneCCL of this machine: only that of ``CCL_ROOT`` if it is set, else the first one found."""
     named = env.CCL_ROOT.get()
-    prefixes = [named] if named is not None else [*wheel_prefixes(), *_SYSTEM_PREFIXES]
+    prefixes = [named] if named is not None else [*wheel_prefixes(), *SYSTEM_PREFIXES]
     return next((found for found in map(oneccl_in, prefixes) if found is not None), None)
 
 

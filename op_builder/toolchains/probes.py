@@ -13,7 +13,7 @@ from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
-from op_builder.system.process import run
+from op_builder.system.process import remedy_of_limit, run
 from op_builder.system.records import Memo, is_flag
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.toolset import find_cxx
@@ -59,7 +59,7 @@ def _unusable_temporary_directory(reason: str) -> ToolchainError:
     place = tempfile.tempdir or "the temporary directory"  # None where no directory can be written
     return ToolchainError(
         f"The check cannot write its files to {place}: {reason}.",
-        "Free some space there, or set TMPDIR to another directory.",
+        remedy_of_limit(reason) or "Free some space there, or set TMPDIR to another directory.",
     )
 
 

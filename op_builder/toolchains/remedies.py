@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from op_builder.system.ledger import REFUSED_REMEDY
-from op_builder.system.process import OUT_OF_RESOURCES
+from op_builder.system.process import LIMITS, OUT_OF_RESOURCES
 
 _Remedy = str | Callable[[re.Match[str], str], str]
 """A text with ``\\1`` for what the pattern found, or a function of the match and the failing command."""
@@ -75,12 +75,18 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
 # The first that fits is taken.
 _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"^accel-ops: error: no compiler may start here", REFUSED_REMEDY),
+    *LIMITS,
     (r"No space left on device", "Free some space on that disk."),
     (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
         r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by|terminated with) signal 9\b"
         r"|Resource temporarily unavailable|\b[Cc]annot fork\b",
         OUT_OF_RESOURCES,
+    ),
+    (
+        r"cannot find '(?:ld|as|collect2)'|cannot execute '\S+': (?:\w+: )?No such file",
+        "A program that belongs to the compiler is missing: install all of it (g++ and binutils), set PATH, "
+        "and unset GCC_EXEC_PREFIX and COMPILER_PATH.",
     ),
     (
         r"unsupported (?:GNU|clang) version|[Ff]ailed to preprocess host compiler|[Hh]ost compiler targets unsupported"
@@ -108,6 +114,12 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"|(?:cannot|could not) open source file \"(.+?)\"|^ninja: error: '(.+?)', needed by .* missing",
         _missing_file,
     ),
+    (
+        r"file format not recognized|file not recognized|unknown file type",
+        "The file is no object or library for this platform: build it again, or remove flags that replace the compile, "
+        "such as -E and -S.",
+    ),
+    (r"cannot find \d+_\S+\.o\b", WROTE_NOTHING),
     (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),
     (
         r"(?:only available (?:from|with '?-std=)|support for the|requires?|needs?)\D*(?:20|c\+\+|C\+\+)(\d\w)\b"
@@ -133,6 +145,7 @@ _LOAD: tuple[tuple[str, str], ...] = (
         r"([^\s:]+): cannot open shared object file",
         r"Install \1, or add -Wl,-rpath,DIR with its directory to the linker's flags.",
     ),
+    (r"cannot be dlopen\(\)ed", "Remove -z nodlopen from the linker's flags."),
     (
         r"ended (?:by SIG|the process with status)",
         "Check the code that runs when the file is opened: static initializers, the module's init function, and "

@@ -200,7 +200,7 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> str:
     subject, files = f"{identity} {runtime.version} {command}", [program, str(runtime.library)]
     failure = remembered_failure_of(command, {"probe.cpp": _PROBE}, subject, files, memo)
     if failure:
-        raise IncompatibleOpError(f"{start[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
+        raise IncompatibleOpError(f"{start[0]} cannot compile a small SYCL program: {failure}.", INSTALL_REMEDY)
     return f"{start[0]} with {runtime.library}"
 
 

@@ -5,7 +5,6 @@ subprocess, so a memo keeps them as long as the compiler's files are unchanged: 
 starts (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script counts, too.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -40,6 +39,8 @@ class Compiler(NamedTuple):
         is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
         variables: the words of its wrapper scripts, among them the variables that they read.
         digest: of the contents of its programs.
+        flags: those in ``command``.
+        flags_text: the same with the variables of ``env NAME=VALUE g++``, quoted for a shell.
     """
 
     command: tuple[str, ...]
@@ -49,6 +50,8 @@ class Compiler(NamedTuple):
     is_gcc: bool
     variables: tuple[str, ...] = ()
     digest: str = ""
+    flags: tuple[str, ...] = ()
+    flags_text: str = ""
 
     @property
     def is_zig(self) -> bool:
@@ -56,33 +59,14 @@ class Compiler(NamedTuple):
         return os.path.basename(self.path) == _ZIG
 
     @property
-    def identity_without_flags(self) -> str:
-        """Path, version, target and digest."""
-        return " | ".join(filter(None, [self.path, self.version, self.target, self.digest]))
-
-    @property
     def identity(self) -> str:
-        return " | ".join(filter(None, [self.identity_without_flags, self.flags_text]))
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flags in ``command``."""
-        return self.command[self.command.index(self.program) + 1 :]
-
-    @property
-    def flags_text(self) -> str:
-        """The flags in ``command``, and the variables of ``env NAME=VALUE g++``, quoted for a shell."""
-        words = [word for word in self.command[: -len(self.flags) or None] if "=" in word]
-        if not (words or self.flags):
-            return ""
-        import shlex
-
-        return shlex.join([*words, *self.flags])
+        """Path, version, target and digest, without the flags in ``command``."""
+        return " | ".join(filter(None, [self.path, self.version, self.target, self.digest]))
 
     @property
     def program(self) -> str:
         """The word of ``command`` that names the compiler, after a launcher such as ccache."""
-        return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
+        return self.command[-len(self.flags) - 1]
 
 
 INSTALL_GXX = "Debian and Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`"
@@ -154,6 +138,12 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     """The compiler that ``command`` starts; its version and target come from the memo if they are there."""
     # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
     words = [word for word in command if not word.startswith("-")]
+    first_flag = next((index for index, word in enumerate(command) if word.startswith("-")), len(command))
+    flags, flags_text = command[first_flag:], ""
+    if counted := [*(word for word in command[:first_flag] if "=" in word), *flags]:
+        import shlex
+
+        flags_text = shlex.join(counted)
     names = [os.path.basename(word) for word in words]
     zig_at = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
     programs = [found for found in (shutil.which(word) for word in words[: zig_at + 1]) if found]
@@ -167,7 +157,9 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     binutils = [shutil.which("as"), shutil.which("ld")]  # GCC may find them on PATH
     fact = memo.get(f"c++ compiler {command} {path} {binutils}", _ANSWER, compute, is_program=True)
     variables = tuple(fact["variables"])
-    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"])
+    return Compiler(
+        command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"], flags, flags_text
+    )
 
 
 class Toolset(NamedTuple):
@@ -178,7 +170,7 @@ class Toolset(NamedTuple):
         cuda: None for a plan without CUDA sources.
         sycl: the SYCL runtime; None for a plan without SYCL.
         icpx: the SYCL compiler; None for a plan without SYCL sources.
-        is_for_target: whether they compile for another platform, without the variables that compilers read.
+        is_for_target: whether they compile for another platform, without this one's variables for compilers.
     """
 
     cxx: Compiler
@@ -192,7 +184,7 @@ class Toolset(NamedTuple):
         """The variables that are set and that the tools read."""
         tools = [tool for tool in (self.cxx, self.cuda, self.icpx) if tool is not None]
         if self.is_for_target:
-            return {}
+            return {name: value for name, value in env.read_by_compilers().items() if name in env.FOR_ANY_TARGET}
         words = {word for tool in tools for word in tool.variables}
         return env.read_by_compilers(words, (word for word in words if word.endswith("_") and len(word) > 2))
 
@@ -204,7 +196,7 @@ class Toolset(NamedTuple):
     @property
     def identities(self) -> dict[str, str]:
         """The parts of the key that identify the tools."""
-        known = {"c++ compiler": self.cxx.identity_without_flags}
+        known = {"c++ compiler": self.cxx.identity}
         if self.cxx.flags_text:
             known["flags in CXX"] = " ".join([self.cxx.flags_text, *contents_of(named_files(self.cxx.flags))])
         if self.cuda is not None:

@@ -1,4 +1,4 @@
-"""Programs of two ranks for test_distributed_agreement.py."""
+"""Programs of two ranks for test_distributed.py."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def compile_op(builder: OpBuilder, options: BuildOptions | None = None) -> Entry
 
 
 def compile_spec(spec: OpSpec, cache: Cache, options: BuildOptions | None = None) -> Entry:
-    found = Lookup(spec, cache)
-    return build(found.plan, found.key, found.require_toolset(), cache, options)
+    return build(*Lookup(spec, cache).to_build(), cache, options)
 
 
 def find_cached(builder: OpBuilder) -> Entry | None:

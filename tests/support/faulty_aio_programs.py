@@ -68,7 +68,7 @@ def replaced(engine: str, path: str) -> None:
 
 
 def stalled(path: str) -> Handle:
-    aio_handle._STALLED_S = 0.5
+    aio_handle.STALLED_S = 0.5
     handle = opened().aio_handle(engine="threads")
     os.environ["FAULTY_REFUSED"] = "progress"
     handle.async_pwrite(torch.ones(3), path)
@@ -88,7 +88,7 @@ def forced() -> None:
 def locked() -> None:
     handle = opened().aio_handle()
     tensor, _ = (handle.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
-    print(handle.locked_memory_facts(tensor).is_locked, handle.is_pinned(tensor), tensor.data_ptr() % 4096)
+    print(handle.is_pinned(tensor), tensor.data_ptr() % 4096)
 
 
 if __name__ == "__main__":

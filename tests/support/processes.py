@@ -16,7 +16,6 @@ from pathlib import Path
 
 from op_builder.cache.store import Cache
 from op_builder.engine import build as engine
-from op_builder.engine.ninja import NinjaRun
 from tests.support.small_ops import ENTRY, SmallBuilder
 from tests.support.waiting import wait_until
 
@@ -80,7 +79,7 @@ def load_with_log(builder: SmallBuilder, log: Path) -> None:
     """Load, and write down each compiler run of this process."""
     run_ninja = engine.run_ninja
 
-    def counted(*arguments: object, **options: object) -> NinjaRun:
+    def counted(*arguments: object, **options: object) -> int:
         with log.open("a") as file:
             file.write("compiled\n")
         return run_ninja(*arguments, **options)  # type: ignore[arg-type]
@@ -103,10 +102,10 @@ def endless_builder(directory: Path, cache: Cache) -> int:
     """A process that has the lock of the op in ``directory`` and compiles for ever."""
     held = directory / "held"
 
-    def compile_for_ever(*_: object, **__: object) -> NinjaRun:
+    def compile_for_ever(*_: object, **__: object) -> int:
         held.touch()
         time.sleep(1000)
-        return NinjaRun(succeeded=False)
+        return 1
 
     def hold() -> None:
         engine.run_ninja = compile_for_ever

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -96,7 +97,10 @@ def _fork_ranks() -> list[Any] | None:
     """Serve the requests on standard input; in a rank, return its call."""
     for line in sys.stdin:
         orders = json.loads(line)
-        importlib.import_module(orders[0]["call"][0])  # but no op: whether a rank can load one is its own affair
+        # But no op: whether a rank can load one is its own affair. The first DTensor or optimizer imports dynamo.
+        for module in (orders[0]["call"][0], "torch._dynamo"):
+            importlib.import_module(module)
+        gc.freeze()  # or each rank would look through, and so copy, all of torch to collect its garbage
         ranks = []
         for order in orders:
             rank = os.fork()

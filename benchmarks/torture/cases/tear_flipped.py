@@ -12,11 +12,12 @@ def run(bench: Bench) -> Outcome:
     wanted = VALUE.to_bytes(4, "little"), str(VALUE).encode()
     found = False
     for binary in bench.binaries():
-        data = binary.read_bytes()
+        data = whole = binary.read_bytes()
         for text in wanted:
-            if text in data:
-                binary.write_bytes(data.replace(text, bytes([text[0] ^ 1]) + text[1:]))
-                found = True
+            data = data.replace(text, bytes([text[0] ^ 1]) + text[1:])
+        if data != whole:
+            binary.write_bytes(data)
+            found = True
     if not found:
         raise NotApplicable("the constant is not in the binary as such")
     return bench.judge(bench.load(), VALUE)

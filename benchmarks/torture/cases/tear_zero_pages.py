@@ -1,4 +1,4 @@
-"""power is lost right after a build: data that was not synced is gone, names remain"""
+"""power is lost right after a build: data that was not synced is lost, names remain"""
 
 from benchmarks.torture import filesystems
 from benchmarks.torture.bench import Bench, Outcome

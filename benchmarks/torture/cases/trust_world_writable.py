@@ -2,16 +2,15 @@
 
 import os
 
-from benchmarks.torture.bench import UNSAFE, Bench, Outcome
+from benchmarks.torture.bench import Bench, Outcome
 
 
 def run(bench: Bench) -> Outcome:
     bench.prepare()
-    for binary in bench.binaries():
+    binaries = bench.binaries()
+    for binary in binaries:
         os.chmod(binary, 0o777)
         os.chmod(binary.parent, 0o777)
-    run = bench.load()
-    outcome = bench.judge(run, 1, clear=("writable", "not trusted", "permission denied"))
-    if outcome.word == "right" and not run.compilers:
-        return Outcome(UNSAFE, "it opened a file that everybody may change, without a word")
-    return outcome
+    bench.forget_reads(binaries)
+    clear = ("writable", "not trusted", "permission denied")
+    return bench.judge_trust(bench.load(), binaries, clear, "it opened a file that everybody may change")

@@ -4,5 +4,12 @@ from values import VALUE
 
 
 @numba.njit(cache=True)
-def value():
+def constant():
     return VALUE
+
+
+def value():
+    result = constant()
+    if constant.stats.cache_misses:
+        print("compiled")
+    return result

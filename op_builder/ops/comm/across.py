@@ -1,4 +1,4 @@
-"""Collectives between hosts, by gloo or oneCCL. The first rank of each host is its leader and takes part."""
+"""Collectives between hosts, by gloo. The first rank of each host is its leader and takes part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,38 +16,15 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder.errors import CommunicationError
 from op_builder.ops.comm.arguments import Tensors
-from op_builder.ops.comm.ccl_comm import OP as CCL_COMM
 from op_builder.ops.comm.gloo import LentTensors, has_ended, keep_while
 from op_builder.ops.comm.hosts import Layout
-from op_builder.ops.declare import load_host
 
-_KVS_KEY = "accel/kvs"
 _NOTE_KEY = "accel/gave_up"
 _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # How long to wait for the note after a failure: ranks notice the death of one on their host within half a second.
 NOTE_PATIENCE_S = 1.0
 _PAUSE_S = 0.05
 _CALL_BYTES = 512  # of a call's description
-
-
-class Across(Protocol):
-    """Collectives of the leaders, which are numbered like their hosts.
-
-    Each raises a CommunicationError when its transport fails, a rank of any host has left a note, or another thread
-    closes it.
-    """
-
-    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        """Reduce ``tensor`` over all hosts, in place; ``op`` is sum, max or min."""
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Send the tensor of host ``src`` to all hosts."""
-
-    def set_timeout(self, timeout_s: float) -> None:
-        """Change the limit of the collectives that start from now on."""
-
-    def close(self) -> None:
-        """Release its resources."""
 
 
 def store_for_threads(store: Store) -> Store:
@@ -101,8 +78,11 @@ class FailureNote:
             )
 
 
-class GlooAcross:
-    """The leaders' collectives by torch's gloo."""
+class Across:
+    """The leaders' collectives by torch's gloo; leaders are numbered like their hosts.
+
+    Each raises a CommunicationError when gloo fails, a rank of any host has left a note, or another thread closes it.
+    """
 
     def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: FailureNote) -> None:
         self._hosts = len(layout.hosts)
@@ -112,16 +92,19 @@ class GlooAcross:
         self._lent = LentTensors()
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        """Reduce ``tensor`` over all hosts, in place; ``op`` is sum, max or min."""
         options = dist.AllreduceOptions()
         options.reduceOp = _GLOO_OPS[op]
         self._run(tensor, lambda gloo, lent: gloo.allreduce(lent, options))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        """Send the tensor of host ``src`` to all hosts."""
         options = dist.BroadcastOptions()
         options.rootRank = src
         self._run(tensor, lambda gloo, lent: gloo.broadcast(lent, options))
 
     def set_timeout(self, timeout_s: float) -> None:
+        """Change the limit of the collectives that start from now on."""
         if (gloo := self._gloo) is not None:
             gloo._set_default_timeout(timedelta(seconds=timeout_s))
 
@@ -145,38 +128,6 @@ class GlooAcross:
                 f"gloo failed between the {self._hosts} hosts of the group: {str(error).splitlines()[0]}",
                 "Check that all ranks are running and that GLOO_SOCKET_IFNAME names the network interface.",
             ) from error
-
-
-class CCLAcross:
-    """The leaders' collectives by oneCCL."""
-
-    def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: FailureNote) -> None:
-        module = load_host(CCL_COMM)
-        if layout.host == 0:
-            store.set(_KVS_KEY, bytes(module.get_sub_kvs_addr(True)))  # type: ignore[arg-type]
-        address = list(store.get(_KVS_KEY))
-        self._is_open = True
-        self._note = note
-        self._comm = module.new_communicator(
-            len(layout.hosts), layout.host, address, timeout_s=timeout.total_seconds(), watch=self._watch
-        )
-
-    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        self._comm.all_reduce(tensor, op).wait()
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        self._comm.broadcast(tensor, src).wait()
-
-    def set_timeout(self, timeout_s: float) -> None:
-        self._comm.timeout_s = timeout_s
-
-    def close(self) -> None:
-        self._is_open = False
-        self._comm.close()
-
-    def _watch(self) -> None:
-        _require_open(self._is_open)
-        self._note.require_none()
 
 
 def compare_calls(across: Across, layout: Layout, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class CCLCommModule:
             kvs: rank 0's address, a uint8 tensor or a list.
             timeout_s: the limit of a collective of the world, and of groups made later, in seconds.
         """
-        previous, self._world = self._world, self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        previous, self._world = self._world, Communicator(self.ops, size, rank, kvs, timeout_s)
         if previous is not None:
             previous.close()
 
@@ -72,21 +72,9 @@ class CCLCommModule:
         if len(key) != size or len(set(key)) != size:
             raise OpArgumentError(f"Group {list(key)} does not list {size} distinct ranks.", "Correct size or ranks.")
         timeout_s = self._world.timeout_s if self._world is not None else DEFAULT_TIMEOUT_S
-        previous, self._groups[key] = self._groups.get(key), self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        previous, self._groups[key] = self._groups.get(key), Communicator(self.ops, size, rank, kvs, timeout_s)
         if previous is not None:
             previous.close()
-
-    def new_communicator(
-        self,
-        size: int,
-        rank: int,
-        kvs: Address,
-        *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        watch: Callable[[], None] | None = None,
-    ) -> Communicator:
-        """A separate communicator; the arguments are those of its class."""
-        return Communicator(self.ops, size, rank, kvs, timeout_s, watch)
 
     # Groups -------------------------------------------------------------------------------------
 

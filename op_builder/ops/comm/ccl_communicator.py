@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,8 +60,6 @@ class CCLWork:
                     break
                 if left_ms == 0:
                     self._failure = self._comm.give_up(self._what, limit_s)
-                elif self._comm.watch is not None:
-                    self._comm.watch()
             if self._failure is not None:
                 raise self._failure
             return True
@@ -88,23 +86,13 @@ class Communicator:
     Args:
         address: the meeting place of the ranks, the same bytes on all of them.
         timeout_s: the limit of a wait for a collective.
-        watch: called several times a second during a wait; an exception in it ends the wait.
     """
 
-    def __init__(
-        self,
-        ops: Any,
-        size: int,
-        rank: int,
-        address: Address,
-        timeout_s: float,
-        watch: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, ops: Any, size: int, rank: int, address: Address, timeout_s: float) -> None:
         self.ops = ops
         self.size = bounded_int("size", size, 1, None, "Pass at least 1.")
         self.rank = checked_rank("rank", rank, self.size)
         self.timeout_s = timeout_s
-        self.watch = watch
         self._failure: CommunicationError | None = None
         self._number: int | None = None
         self._number, meeting = ops.connect(self.size, self.rank, _checked_address(address))

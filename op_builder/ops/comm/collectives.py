@@ -1,4 +1,4 @@
-"""Collectives of a group on several hosts: shared memory inside each host, gloo or oneCCL between them."""
+"""Collectives of a group on several hosts: shared memory inside each host, gloo between them."""
 
 from __future__ import annotations
 

@@ -34,13 +34,20 @@ _PAUSE_S = 0.001
 
 
 def has_ended(work: Any) -> bool:
-    """Whether a work of gloo's ends within half a second; raises its RuntimeError if it failed."""
+    """Whether a work of gloo's ends within half a second; raises its RuntimeError if it failed.
+
+    torch's reduce_scatter never says that it is completed: it failed if its wait ends early.
+    """
+    began = time.monotonic()
     try:
         work.wait(_POLL_INTERVAL)
     except RuntimeError:  # failed, or timed out
-        if not work.is_completed():
+        if work.is_completed():
+            work.wait()
+        elif time.monotonic() - began < _POLL_INTERVAL.total_seconds():
+            raise
+        else:
             return False
-        work.wait()
     return True
 
 
@@ -66,23 +73,44 @@ class LentTensors:
             self._running.append((work, lent))
         return work
 
+    def has_ended(self, work: Work) -> bool:
+        """As the function, and note that it has: not every work says that it is completed."""
+        try:
+            if not has_ended(work):
+                return False
+        except RuntimeError:
+            self._end(work)
+            raise
+        self._end(work)
+        return True
+
     def are_back_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything and drops all tensors before ``deadline`` (``time.monotonic()``)."""
-        for work, _ in list(self._running):
-            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
-            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
-                work.wait(timedelta(seconds=left_s))
+        self._wait_until(deadline)
         while self.are_used():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_PAUSE_S)
         return True
 
+    def _wait_until(self, deadline: float) -> None:
+        # A function of its own: its variables refer to works, which keep their tensors.
+        for work, _ in list(self._running):
+            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
+            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
+                work.wait(timedelta(seconds=left_s))
+
     def are_used(self) -> bool:
         """Whether gloo still works on a tensor or keeps one."""
         with self._lock:
             self._prune()
             return bool(self._running or self._done)
+
+    def _end(self, work: Work) -> None:
+        with self._lock:
+            for _, tensors in (call for call in self._running if call[0] is work):
+                self._done += tensors
+            self._running = [call for call in self._running if call[0] is not work]
 
     def _prune(self) -> None:
         for _, tensors in (call for call in self._running if call[0].is_completed()):
@@ -151,7 +179,7 @@ class GlooCollectives:
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)
         work = self._lent.lend(copies, lambda lent: start(*replace_tensors(arguments, iter(lent)), **keywords))
-        while not has_ended(work):
+        while not self._lent.has_ended(work):
             if self._is_closed:
                 raise CommunicationError("The group was destroyed during a collective.", "Create a new group.")
         outputs = flat_tensors(arguments[:1])

@@ -14,8 +14,8 @@ from op_builder.errors import CommunicationError
 from op_builder.system.host import boot_id
 from op_builder.system.records import RecordError, Schema, decode, encode, is_text
 
-_FORMAT = 1
-_SCHEMA: Schema = dict.fromkeys(("host", "reason", "across"), is_text)
+_FORMAT = 2
+_SCHEMA: Schema = dict.fromkeys(("host", "reason"), is_text)
 _NEW_STORE = "Start all ranks again, on a new store."
 
 
@@ -55,12 +55,10 @@ class HostFacts:
     Attributes:
         host: its host; ranks with the same one can share memory.
         reason: why it cannot use shared memory; empty if it can.
-        across: its setting for the transport between hosts.
     """
 
     host: str
     reason: str
-    across: str
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The op ``packbits``: elements to bits by SYCL kernels, and the signs of numbers to bits, also by torch."""
+"""The op ``packbits``: pack elements into bits by SYCL kernels, and signs into bits by these or by torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BIT_ORDERS = ("little", "big")
 
 
 class SignBitsModule:
-    """Packs the signs of numbers into bits, eight in a byte, the first in its highest bit; for 1-bit optimizers.
+    """Packs the signs of a tensor into bits, eight in a byte, the first in its highest bit; for 1-bit optimizers.
 
     It is the object that ``PackbitsBuilder().load()`` returns on devices without the SYCL kernels.
     """
@@ -129,7 +129,7 @@ def _first(name: str, tensor: torch.Tensor, size: int) -> torch.Tensor:
 OP = OpFamily(
     "packbits",
     "PackbitsBuilder",
-    "pack the signs of numbers into bits, and unpack them",
+    "pack signs into bits, and unpack them",
     xpu=sycl_spec("packbits", SyclBitsModule),
     elsewhere=python_spec("packbits", SignBitsModule),
 )

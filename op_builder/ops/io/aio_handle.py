@@ -29,7 +29,7 @@ from op_builder.system import storage_engines
 
 logger = logging.getLogger(__name__)
 
-_STALLED_S = 30.0  # how long the end of the process waits for a device that does nothing
+STALLED_S = 30.0  # how long the end of the process waits for a device that does nothing
 _SIGNAL_LATENCY_MS = 200  # a wait returns to Python this often, which then handles signals
 
 
@@ -278,7 +278,7 @@ class Handle(LockedTensors):
         return len(outcomes) // 5, failures
 
     def finish_at_exit(self) -> None:
-        """Wait for what is in flight until nothing has moved for ``_STALLED_S``. The tensors are never freed."""
+        """Wait for what is in flight until nothing has moved for ``STALLED_S``. The tensors are never freed."""
         if os.getpid() != self._owner:
             return
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._operations))
@@ -288,9 +288,9 @@ class Handle(LockedTensors):
             counters = self.counters()
             if counters != moved:
                 moved, moved_at = counters, time.monotonic()
-            elif time.monotonic() - moved_at > _STALLED_S:
+            elif time.monotonic() - moved_at > STALLED_S:
                 text = "The process ends without %d operations of async_io: none has made progress for %g s."
-                logger.warning(text, len(numbers), _STALLED_S)
+                logger.warning(text, len(numbers), STALLED_S)
                 return
 
     def _require_owner(self) -> None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +35,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError, TensorNotFoundError
-from op_builder.ops.io.aio_handle import Handle
-from op_builder.ops.io.file_pieces import Handles, memory_of, read_cached, read_plainly
+from op_builder.ops.io.file_pieces import BLOCK_BYTES, Handles, in_order, memory_of, read_blocks
 from op_builder.ops.io.tensor_store import TensorStore
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import DTYPES
@@ -49,9 +47,7 @@ GENERATED = re.compile(r"[0-9a-f]{16}-\d{5,}\.safetensors")
 """The files of ranks; only such files are removed."""
 
 _FORMAT = 1
-_BLOCK_BYTES = 1 << 20  # what one checksum covers; fits a core's cache, from which the bytes are then copied
 _PIECE_BYTES = 8 << 20  # in flight at a time, twice
-_SMALL_BYTES = 64 << 10  # read through the page cache: the neighbours come with it
 _REMEDY = (
     "Load an earlier checkpoint, or restore the file from a backup; if nothing else wrote to it, suspect the device."
 )
@@ -213,8 +209,8 @@ def new_file(path: Path, *, is_durable: bool) -> Iterator[int]:
 def blocks_with_checksums(part: Part, body: torch.Tensor, done: list[Part]) -> Iterator[torch.Tensor]:
     """The blocks of a part's bytes; when all are taken, the part with its checksums is in ``done``."""
     checksums = []
-    for at in range(0, body.nbytes, _BLOCK_BYTES):
-        block = body[at : at + _BLOCK_BYTES]
+    for at in range(0, body.nbytes, BLOCK_BYTES):
+        block = body[at : at + BLOCK_BYTES]
         checksums.append(xxhash.xxh3_64_hexdigest(memory_of(block)))
         yield block
     done.append(replace(part, checksums=checksums))
@@ -267,123 +263,63 @@ class PartRead(NamedTuple):
 
 def block_range(begin: int, end: int, size_bytes: int) -> tuple[int, int]:
     """A range of a part's bytes, extended to whole blocks."""
-    return begin - begin % _BLOCK_BYTES, min(size_bytes, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES)
+    return begin - begin % BLOCK_BYTES, min(size_bytes, -(-end // BLOCK_BYTES) * BLOCK_BYTES)
 
 
 def read_parts(path: Path, reads: Iterable[PartRead], handles: Handles) -> None:
     """Fill the bodies from one file, verify their checksums and deliver them; after an error nothing writes to them."""
     with explained(f"Opening {path}", path):
-        file = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(pieces: list[_Piece]) -> None:
+        for piece in pieces:
+            _read_piece(path, descriptor, handles, *piece)
+
     try:
-        with handles.one() as first, handles.one() as second:
-            try:
-                running: list[_Piece] = []
-                for pieces, handle in zip(_batches(file, reads), cycle((first, second))):
-                    for piece in pieces:
-                        piece.start(handle)
-                    _finish(running)
-                    running = pieces
-                _finish(running)
-            except BaseException:
-                for handle in (first, second):  # after the error the caller owns the bodies
-                    with contextlib.suppress(AccelError):
-                        handle.wait()
-                raise
+        with closing(in_order(read, _batches(path, descriptor, reads))) as batches:
+            for each, at in chain.from_iterable(batches):
+                if at + _PIECE_BYTES >= each.body.nbytes:
+                    each.deliver()
     finally:
-        os.close(file.descriptor)
+        os.close(descriptor)
 
 
-class _File:
-    """A file that is read; ``is_cached`` says whether the page cache had what was read last."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self.descriptor = path, descriptor
-        self.is_cached = False
+_Piece = tuple[PartRead, int]
+"""Some blocks of a read, which begin at this byte of its body."""
 
 
-class _Piece:
-    """Some adjacent blocks of a read."""
-
-    def __init__(self, file: _File, read: PartRead, at: int) -> None:
-        self.read = read
-        self.is_last = at + _PIECE_BYTES >= read.body.nbytes
-        self._file = file
-        self._body = read.body[at : at + _PIECE_BYTES]
-        self._memory = memory_of(self._body)
-        self._first_block = (read.begin + at) // _BLOCK_BYTES
-        self._offset = read.part.begin + read.begin + at
-        self._verified = 0
-        self._handle: Handle | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return len(self._memory)
-
-    def start(self, handle: Handle) -> None:
-        """Read what the page cache has, and have the rest read."""
-        file = self._file
-        while self._verified < self.nbytes:
-            block = self._memory[self._verified : self._verified + _BLOCK_BYTES]
-            first_bytes = len(block) if file.is_cached else mmap.PAGESIZE
-            count = read_cached(file.descriptor, block, self._offset + self._verified, first_bytes)
-            file.is_cached = count == len(block)
-            if not file.is_cached:
-                break
-            self._verify_block()
-        begin, rest = self._offset + self._verified, self._body[self._verified :]
-        with explained(f"Loading {self.read.name} from {file.path}", file.path):
-            if rest.nbytes > _SMALL_BYTES:
-                handle.async_pread(rest, file.descriptor, begin)
-                self._handle = handle
-            elif rest.nbytes > 0:
-                read_plainly(file.descriptor, memory_of(rest), begin)
-
-    def finish(self) -> None:
-        if self._handle is not None:
-            with explained(f"Loading {self.read.name} from {self._file.path}", self._file.path):
-                self._handle.wait()
-        while self._verified < self.nbytes:
-            self._verify_block()
-
-    def _verify_block(self) -> None:
-        block = self._memory[self._verified : self._verified + _BLOCK_BYTES]
-        checksum = xxhash.xxh3_64_hexdigest(block)
-        saved = self.read.part.checksums[self._first_block + self._verified // _BLOCK_BYTES]
-        if checksum != saved:
-            begin = self._offset + self._verified
-            raise DamagedTensorError(
-                f"Tensor {self.read.name!r} of {self._file.path} is damaged: the checksum of bytes {begin} to "
-                f"{begin + len(block)} of the file is {checksum}, and was {saved} when they were saved.",
-                _REMEDY,
-                filename=str(self._file.path),
-            )
-        self._verified += len(block)
+def _read_piece(path: Path, descriptor: int, handles: Handles, read: PartRead, at: int) -> None:
+    begin, number = read.part.begin + read.begin + at, (read.begin + at) // BLOCK_BYTES
+    with explained(f"Loading {read.name} from {path}", path):
+        for block in read_blocks(handles, descriptor, read.body[at : at + _PIECE_BYTES], begin):
+            checksum, saved = xxhash.xxh3_64_hexdigest(block), read.part.checksums[number]
+            if checksum != saved:
+                raise DamagedTensorError(
+                    f"Tensor {read.name!r} of {path} is damaged: the checksum of bytes {begin} to "
+                    f"{begin + len(block)} of the file is {checksum}, and was {saved} when they were saved.",
+                    _REMEDY,
+                    filename=str(path),
+                )
+            begin, number = begin + len(block), number + 1
 
 
-def _batches(file: _File, reads: Iterable[PartRead]) -> Iterator[list[_Piece]]:
-    """Pieces that are read at a time."""
-    file_bytes = os.fstat(file.descriptor).st_size
+def _batches(path: Path, descriptor: int, reads: Iterable[PartRead]) -> Iterator[list[_Piece]]:
+    """Pieces that one thread reads."""
+    file_bytes = os.fstat(descriptor).st_size
     batch: list[_Piece] = []
     batch_bytes = 0
     for read in reads:
         end = read.part.begin + read.part.size_bytes
         if end > file_bytes:
             raise DamagedTensorError(
-                f"Tensor {read.name!r} of {file.path} is damaged: it ends at byte {end} of {file_bytes}.",
+                f"Tensor {read.name!r} of {path} is damaged: it ends at byte {end} of {file_bytes}.",
                 _REMEDY,
-                filename=str(file.path),
+                filename=str(path),
             )
         for at in range(0, max(1, read.body.nbytes), _PIECE_BYTES):  # one piece even of an empty tensor
-            batch.append(_Piece(file, read, at))
-            batch_bytes += batch[-1].nbytes
+            batch.append((read, at))
+            batch_bytes += min(_PIECE_BYTES, read.body.nbytes - at)
             if batch_bytes >= _PIECE_BYTES:
                 yield batch
                 batch, batch_bytes = [], 0
     yield batch
-
-
-def _finish(pieces: list[_Piece]) -> None:
-    for piece in pieces:
-        piece.finish()
-        if piece.is_last:
-            piece.read.deliver()

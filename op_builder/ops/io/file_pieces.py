@@ -1,28 +1,38 @@
-"""Helpers to read and write files in pieces: reusable handles, and reads from the page cache alone."""
+"""Reading and writing files in pieces: reusable handles, from the page cache as far as it has them, in threads."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from op_builder.errors import OpArgumentError, StorageError
+from op_builder.errors import AccelError, OpArgumentError, StorageError
 from op_builder.ops.declare import load_host
 from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.async_io import OP as ASYNC_IO
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Progress = Callable[[int, int], object]
 """Called with (bytes done, bytes in all)."""
 
 DEFAULT_SETTINGS: Mapping[str, Any] = {"block_size": 1 << 20, "queue_depth": 32, "overlap_events": True}
 PIECE_BYTES = 32 << 20
+BLOCK_BYTES = 1 << 20  # fits a core's cache, from which a checksum then reads it
+SMALL_BYTES = (
+    64 << 10
+)  # through the page cache: preparing a direct transfer would take longer, and neighbours come, too
+_THREADS = 4
 
 
 class Handles:
@@ -38,6 +48,7 @@ class Handles:
         self._settings = dict(settings)
         self._owner = os.getpid()
         self._idle: deque[Handle] = deque()  # its methods need no lock
+        self._rejections: list[AccelError] = []  # why the op cannot be built or loaded
 
     @contextmanager
     def one(self) -> Iterator[Handle]:
@@ -52,6 +63,73 @@ class Handles:
         yield handle
         # Not after an exception: commands may be in flight, for which the dropped handle waits.
         self._idle.append(handle)
+
+    def read(self, body: torch.Tensor, descriptor: int, offset: int) -> None:
+        """Fill a uint8 vector from a file, past the page cache; by plain reads if the op cannot be loaded."""
+        if not self._rejections:
+            try:
+                with self.one() as handle:
+                    handle.sync_pread(body, descriptor, offset)
+                    return
+            except StorageError:
+                raise
+            except AccelError as error:
+                self._rejections.append(error)
+                if self._rejections[0] is error:  # several threads may find it out at once
+                    logger.warning("Files are read without async_io, perhaps slowly: %s", error)
+        read_plainly(descriptor, memory_of(body), offset)
+
+
+def in_order(work: Callable[[T], object], items: Iterable[T]) -> Generator[T, None, None]:
+    """Do ``work`` on items in several threads, and yield each when it is done, in their order; for ``closing()``.
+
+    An item is taken when one of few before it is done. Once the iterator is closed, nothing works any more.
+    """
+    waiting: deque[tuple[Future[object], T]] = deque()
+    pool = ThreadPoolExecutor(_THREADS, "file_pieces")
+
+    def first() -> T:
+        future, item = waiting.popleft()
+        future.result()
+        return item
+
+    try:
+        for item in items:
+            waiting.append((pool.submit(work, item), item))
+            if len(waiting) > 2 * _THREADS:
+                yield first()
+        while waiting:
+            yield first()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def read_blocks(handles: Handles, descriptor: int, body: torch.Tensor, offset: int) -> Iterator[memoryview]:
+    """Fill a uint8 vector from a file; yields its blocks in order, each when it is filled."""
+    memory, done = memory_of(body), 0
+    for block in read_cached_blocks(descriptor, memory, offset):
+        yield block
+        done += len(block)
+    read_uncached(handles, descriptor, body[done:], offset + done)
+    for at in range(done, len(memory), BLOCK_BYTES):
+        yield memory[at : at + BLOCK_BYTES]
+
+
+def read_uncached(handles: Handles, descriptor: int, body: torch.Tensor, offset: int) -> None:
+    """Fill a uint8 vector from a file that the page cache does not have; by plain reads if it is small."""
+    if body.nbytes > SMALL_BYTES:
+        handles.read(body, descriptor, offset)
+    else:
+        read_plainly(descriptor, memory_of(body), offset)
+
+
+def read_cached_blocks(descriptor: int, memory: memoryview, offset: int) -> Iterator[memoryview]:
+    """Fill the beginning of ``memory`` with the blocks that the page cache has, and yield each of them."""
+    for at in range(0, len(memory), BLOCK_BYTES):
+        block = memory[at : at + BLOCK_BYTES]
+        if read_cached(descriptor, block, offset + at, len(block) if at else mmap.PAGESIZE) < len(block):
+            return
+        yield block
 
 
 def read_cached(descriptor: int, memory: memoryview, offset: int, first_bytes: int = mmap.PAGESIZE) -> int:

@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import weakref
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,28 +24,11 @@ class LockedMemoryError(AccelError, MemoryError):
     """There is not enough memory for a locked tensor."""
 
 
-class LockedMemoryFacts(NamedTuple):
-    """What the system granted to a locked tensor.
-
-    Attributes:
-        address: of its first byte, a multiple of the page size, and of 2 MiB for tensors of that size and more.
-        size_bytes: in whole pages.
-        is_locked: the pages stay in memory; False where the limit (``ulimit -l``) does not allow it.
-        huge_bytes: how much of it is in huge pages, None where unknown.
-        is_registered: the CUDA driver treats it as pinned.
-    """
-
-    address: int
-    size_bytes: int
-    is_locked: bool
-    huge_bytes: int | None
-    is_registered: bool
-
-
 class _Block(NamedTuple):
     """Locked memory, the namespace of torch ops that allocated it, and the accelerator that registered it."""
 
-    facts: LockedMemoryFacts
+    address: int
+    size_bytes: int
     ops: Any
     accelerator: Any
 
@@ -88,9 +70,7 @@ class LockedTensors:
             error = os.strerror(lock_error)
             warn_once(logger, f"Tensors are page-aligned but not locked in memory: {error}. The limit is ulimit -l.")
         buffer = (ctypes.c_char * size_bytes).from_address(address)
-        accelerator = _registered_by(address, mapped_bytes)
-        facts = LockedMemoryFacts(address, mapped_bytes, lock_error == 0, None, accelerator is not None)
-        block = _Block(facts, self._ops, accelerator)
+        block = _Block(address, mapped_bytes, self._ops, _registered_by(address, mapped_bytes))
         # The tensor's storage keeps `buffer`.
         finalizer = weakref.finalize(buffer, _release, block, os.getpid())
         finalizer.atexit = False  # a tensor may be used until the process ends
@@ -110,7 +90,7 @@ class LockedTensors:
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         """Unlock a locked tensor; its memory stays until its last view is freed. False for other tensors."""
         block = _find(tensor)
-        return block is not None and _unlock(block.facts.address)
+        return block is not None and _unlock(block.address)
 
     def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
         """:meth:`free_cpu_locked_tensor` of the locked tensor that begins at ``address``."""
@@ -120,18 +100,13 @@ class LockedTensors:
         """Whether the tensor is, or views, a locked one of ``async_io`` or ``pin_memory`` that was not freed."""
         return _find(tensor) is not None
 
-    def locked_memory_facts(self, tensor: torch.Tensor) -> LockedMemoryFacts | None:
-        """What the system granted to a locked tensor; None for other tensors."""
-        block = _find(tensor)
-        return block and block.facts._replace(huge_bytes=_huge_bytes(block.facts.address))
-
 
 def _unlock(address: int) -> bool:
     """Unlock the memory that begins at ``address``; False if there is none."""
     block = _blocks.pop(address, None)
     if block is None:
         return False
-    block.ops.unlock(block.facts.address, block.facts.size_bytes)
+    block.ops.unlock(block.address, block.size_bytes)
     return True
 
 
@@ -143,7 +118,7 @@ def _find(tensor: torch.Tensor) -> _Block | None:
         return None
     address = tensor.data_ptr()
     for block in list(_blocks.values()):
-        if block.facts.address <= address < block.facts.address + block.facts.size_bytes:
+        if block.address <= address < block.address + block.size_bytes:
             return block
     return None
 
@@ -151,14 +126,13 @@ def _find(tensor: torch.Tensor) -> _Block | None:
 def _release(block: _Block, owner: int) -> None:
     if owner != os.getpid():
         return  # a fork's copy ends with the process, and the driver's registration belongs to the parent
-    facts = block.facts
-    _blocks.pop(facts.address, None)
+    _blocks.pop(block.address, None)
     if block.accelerator is not None:
         try:
-            block.accelerator.unregister_host_memory(facts.address)
+            block.accelerator.unregister_host_memory(block.address)
         except RuntimeError as error:
-            logger.warning("The CUDA driver does not unregister the memory at %#x: %s.", facts.address, error)
-    block.ops.release(facts.address, facts.size_bytes)
+            logger.warning("The CUDA driver does not unregister the memory at %#x: %s.", block.address, error)
+    block.ops.release(block.address, block.size_bytes)
 
 
 def _registered_by(address: int, size_bytes: int) -> Any:
@@ -175,20 +149,3 @@ def _registered_by(address: int, size_bytes: int) -> Any:
         logger.warning(text, size_bytes, address, error)
         return None
     return accelerator
-
-
-def _huge_bytes(address: int) -> int | None:
-    """How much of the mapping at ``address`` is in huge pages, from /proc/self/smaps."""
-    try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:
-        return None
-    is_inside = False
-    for line in lines:
-        first = line.partition(" ")[0]
-        if "-" in first:
-            begin, _, end = first.partition("-")
-            is_inside = int(begin, 16) <= address < int(end, 16)
-        elif is_inside and first == "AnonHugePages:":
-            return int(line.split()[1]) << 10
-    return None

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 import os
 import stat
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from op_builder.errors import AccelError, DamagedTensorError, StorageError
+from op_builder.errors import DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_operation import opened
-from op_builder.ops.io.file_kinds import MARKS_BYTES, require_no_other_format
-from op_builder.ops.io.file_pieces import Handles, Progress, map_cached, memory_of, read_cached, read_plainly
+from op_builder.ops.io.file_pieces import Handles, Progress, in_order, map_cached, read_blocks, read_plainly
 from op_builder.ops.io.safetensors_format import (
     LENGTH_BYTES,
     TensorEntry,
@@ -30,11 +26,9 @@ from op_builder.ops.io.safetensors_format import (
 )
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_memory import new_memory
+from op_builder.system.file_kinds import MARKS_BYTES, require_no_other_format
 from op_builder.system.records import RecordError
 
-logger = logging.getLogger(__name__)
-
-_THREADS = 4
 _SHARED_BYTES = 8 << 20  # smaller tensors share memory, because one read for each would be slow
 
 
@@ -74,34 +68,25 @@ def load_safetensors(
     with _opened(path) as descriptor:
         before = os.fstat(descriptor)
         entries, data_begin = _read_entries(path, descriptor, before)
-        reader = _Reader(path, descriptor)
+        handles = Handles()
         tensors: dict[str, torch.Tensor] = {}
-        waiting: deque[tuple[Future[None], _Piece]] = deque()
         done, total = 0, entries[-1].end if entries else 0
 
-        def finish_first() -> None:
-            nonlocal done
-            future, piece = waiting.popleft()
-            future.result()
-            if piece.end == piece.run.end:
-                tensors.update((name, tensor.to(device)) for name, tensor in piece.run.tensors())
-            done += piece.end - piece.begin
-            if progress is not None and piece.end > piece.begin:
-                progress(done, total)
+        def read(piece: _Piece) -> None:
+            if piece.begin < piece.end and not piece.run.is_filled:
+                with explained(f"Loading {path}", path):
+                    for _ in read_blocks(handles, descriptor, piece.run.bytes(piece.begin, piece.end), piece.begin):
+                        pass
 
-        pool = ThreadPoolExecutor(_THREADS, "load_safetensors")
-        try:
-            for piece in _pieces(entries, data_begin, descriptor if is_mapped else None):
-                waiting.append((pool.submit(reader.read, piece), piece))
-                if len(waiting) > 2 * _THREADS:  # so that a device's tensors are not all in host memory
-                    finish_first()
-            while waiting:
-                finish_first()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        # In order and few at a time, so that a device's tensors are not all in host memory.
+        with closing(in_order(read, _pieces(entries, data_begin, descriptor if is_mapped else None))) as pieces:
+            for piece in pieces:
+                if piece.end == piece.run.end:
+                    tensors.update((name, tensor.to(device)) for name, tensor in piece.run.tensors())
+                done += piece.end - piece.begin
+                if progress is not None and piece.end > piece.begin:
+                    progress(done, total)
         _require_unchanged(path, before, os.fstat(descriptor))
-    if reader.reason is not None:
-        logger.warning("%s was read without async_io, perhaps slowly: %s", path, reader.reason)
     if progress is not None and total == 0:
         progress(0, 0)
     return tensors
@@ -174,35 +159,6 @@ def _grouped(entries: list[TensorEntry]) -> Iterator[list[TensorEntry]]:
         found.append(entry)
     if found:
         yield found
-
-
-class _Reader:
-    """Reads parts of a file, from several threads; ``reason`` is why it does so without the op, if it does."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path, self._descriptor = path, descriptor
-        self._handles = Handles()
-        self.reason: AccelError | None = None
-
-    def read(self, piece: _Piece) -> None:
-        """Fill a piece's memory."""
-        if piece.begin == piece.end or piece.run.is_filled:
-            return
-        memory = piece.run.bytes(piece.begin, piece.end)
-        done = read_cached(self._descriptor, memory_of(memory), piece.begin)
-        if done == memory.nbytes:
-            return
-        with explained(f"Loading {self._path}", self._path):
-            if self.reason is None:
-                try:
-                    with self._handles.one() as handle:
-                        handle.sync_pread(memory[done:], self._descriptor, piece.begin + done)
-                        return
-                except StorageError:
-                    raise
-                except AccelError as error:
-                    self.reason = error
-            read_plainly(self._descriptor, memory_of(memory[done:]), piece.begin + done)
 
 
 @contextmanager

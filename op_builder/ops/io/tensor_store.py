@@ -15,14 +15,14 @@ import torch
 
 from op_builder.errors import DamagedTensorError
 from op_builder.ops.arguments import bounded_int, bytes_of
-from op_builder.ops.io.file_kinds import require_no_other_format
-from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress, write_plainly
+from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Handles, Progress, write_plainly
 from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
 from op_builder.ops.io.tensor_store_memory import body_to_write, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
-from op_builder.ops.io.tensor_store_transfer import StoreCounters, Transfers
+from op_builder.ops.io.tensor_store_transfer import read_body, write_body
+from op_builder.system.file_kinds import require_no_other_format
 from op_builder.system.records import RecordError
 
 _RESTORE = "Save the tensor again, or restore the file from a backup; if nothing else wrote to it, suspect the device."
@@ -58,7 +58,7 @@ class TensorStore:
     ) -> None:
         threads = bounded_int("threads", threads, 1, None, "Pass an int of at least 1.")
         check_byte_order()
-        self._transfers = Transfers(DEFAULT_SETTINGS if aio is None else aio)
+        self._handles = Handles(DEFAULT_SETTINGS if aio is None else aio)
         self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)
         self._queue = StoreQueue(threads)
 
@@ -152,10 +152,6 @@ class TensorStore:
     def __len__(self) -> int:
         return len(self.names())
 
-    def counters(self) -> StoreCounters:
-        """The counters of this store's transfers."""
-        return self._transfers.counters
-
     # Its end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -185,7 +181,7 @@ class TensorStore:
     def _save(self, name: str, body: torch.Tensor, info: TensorInfo, progress: Progress | None) -> None:
         path = self._files.path(name)
         with self._files.replacement(name) as descriptor:
-            checksum = self._transfers.transfer(descriptor, path, body, progress, "Saving")
+            checksum = write_body(descriptor, path, body, self._handles, progress)
             header = encoded_header(name, replace(info, checksum=checksum))
             with explained(f"Saving {path}", path):
                 write_plainly(descriptor, header, 0)
@@ -198,7 +194,7 @@ class TensorStore:
             if out is not None:
                 check_out(name, out, info)
             host = out if out is not None and is_filled_in_place(out) else new_tensor(info)
-            checksum = self._transfers.transfer(descriptor, path, bytes_of(host), progress, "Loading")
+            checksum = read_body(descriptor, path, bytes_of(host), self._handles, progress)
         finally:
             os.close(descriptor)
         if checksum != info.checksum:

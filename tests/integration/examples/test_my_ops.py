@@ -137,8 +137,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(my_ops: Any, case: 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("place", ["cpu", "sycl"])
 def test_torch_accepts_the_op(request: pytest.FixtureRequest, my_ops: Any, place: str, dtype: torch.dtype) -> None:
-    my_ops.load("cpu")
-    ops = my_ops._loaded["cpu"] if place == "cpu" else request.getfixturevalue("sycl_op")
+    ops = my_ops.BUILDERS["cpu"]().load() if place == "cpu" else request.getfixturevalue("sycl_op")
     case = Case((3, 33), dtype)
     given = (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps)
     assert set(torch.library.opcheck(ops.add_rms_norm.default, given).values()) == {"SUCCESS"}

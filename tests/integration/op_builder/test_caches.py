@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,7 @@ import pytest
 
 from op_builder import env
 from op_builder.commands.caches import CACHES, find_caches, main, variables
-from tests.support.compilers import needs_gxx
-from tests.support.foreign_package import ROOT, output_of, python
-from tests.support.jit_programs import EXTENSION, PARTS, PROGRAM
+from tests.support.foreign_package import ROOT, output_of
 
 
 def caches(*words: str, **changes: str | None) -> str:
@@ -90,28 +87,3 @@ def test_a_shell_reads_the_variables(tmp_path: Path) -> None:
     assert set_variables.items() >= expected.items()
     assert {expected[name] for name in ("PYTORCH_KERNEL_CACHE_PATH", "NEO_CACHE_DIR")} == set(map(str, root.iterdir()))
     assert json.loads(caches("env", "--json", str(root))) == expected
-
-
-@needs_gxx
-@pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
-def test_what_becomes_of_a_copy_is_as_the_table_says(tmp_path: Path, part: str) -> None:
-    cache = next(each for each in CACHES if each.name == PARTS[part])
-    assert cache.is_tested
-    (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "plain.cpp").write_text(EXTENSION)
-    (tmp_path / "tmp").mkdir()
-    # Precompiled headers are not in the cache that the variable names.
-    settings = {"TMPDIR": str(tmp_path / "tmp")}
-    command = ("-m", "op_builder", "run", "--compiles")
-
-    def compiles_in(root: Path, mode: str) -> int:
-        changes = {**settings, **variables(root)}
-        return python(*command, mode, "--", "program.py", part, cwd=tmp_path, **changes).returncode
-
-    assert compiles_in(tmp_path / "first", "report") == 0
-    assert compiles_in(tmp_path / "first", "raise") == 0
-    made = {directory.name for directory in (tmp_path / "first").iterdir()}
-    assert Path(variables(tmp_path)[cache.variable]).name in made
-    shutil.copytree(tmp_path / "first", tmp_path / "second", symlinks=True)
-    assert (compiles_in(tmp_path / "second", "raise") == 0) == cache.copied.startswith("hits")

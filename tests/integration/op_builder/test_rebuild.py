@@ -14,9 +14,11 @@ from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.manifest import MANIFEST
 from op_builder.cache.store import Cache, Entry
+from op_builder.engine import Binding, Recipe, build_library
+from op_builder.plan import ForeignLibrary
 from op_builder.system.file_contents import content_sha256
 from tests.support.builds import compile_op
-from tests.support.compilers import needs_gxx
+from tests.support.compilers import needs_gxx, shared_library
 from tests.support.entries import edit_record
 from tests.support.small_ops import SmallBuilder, copied
 
@@ -57,6 +59,22 @@ def test_a_build_does_not_depend_on_places_users_times_locales_or_jobs(
         second = compiled(there, tmp_path / "HOME" / "other cache")
     assert second.digest == first.digest
     assert second.artifact.read_bytes() == first.artifact.read_bytes()
+
+
+@needs_gxx
+def test_a_build_does_not_depend_on_the_place_of_installed_packages(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("first", "second longer"):
+        prefix = tmp_path / name
+        for directory in ("include/foo", "lib"):
+            (prefix / directory).mkdir(parents=True)
+        (prefix / "include" / "foo" / "foo.h").touch()
+        library = shared_library(prefix / "lib" / "libfoo.so", 'extern "C" int foo() { return 1; }')
+        foreign = ForeignLibrary("foo", "1.0", prefix / "include", library)
+        text = "#include <foo/foo.h>\n#include <stdlib.h>\nint foo(); int bar() { return foo(); }\n"
+        recipe = Recipe("uses_foo", Binding.C, (), {"bar.c": text}, libraries=(foreign,))
+        keys.add(build_library(recipe, cache_root=prefix / "cache").key)
+    assert len(keys) == 1
 
 
 @pytest.fixture

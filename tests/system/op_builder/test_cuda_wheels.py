@@ -43,7 +43,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ops_compile_and_link(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    monkeypatch.setattr("op_builder.toolchains.cuda.USUAL_HOME", tmp_path)
     monkeypatch.syspath_prepend(str(wheels))
     cache = Cache(tmp_path / "cache")
     with env.scope(PATH="/usr/bin:/bin", CUDA_HOME=None, CUDA_PATH=None, TORCH_CUDA_ARCH_LIST="9.0"):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from op_builder.cache.eviction import is_on_network
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from tests.support import fuse
 from tests.support.processes import QuickBuilder, assert_whole, fork, load_with_log, quick, wait_for
@@ -91,6 +92,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.mark.parametrize("site", ["shared", "ENOLCK"], indirect=True)
 def test_processes_of_two_hosts_load_one_cold_op(site: Site) -> None:
+    assert (is_on_network(site.one.mount), is_on_network(site.server_cache.root)) == (True, False)
     loads = [host.load(site.op) for _ in range(4) for host in (site.one, site.other)]
     assert wait_for(loads) == [0] * 8
     site.assert_whole()

@@ -31,7 +31,7 @@ LOAD = """
 import sys
 from op_builder.cache.store import Cache
 from op_builder.load.load import load
-from op_builder.report.collect import find_op
+from op_builder.catalog.named import find_op
 for name in sys.argv[1:]:
     load(find_op(name), Cache())
 print("loaded all")

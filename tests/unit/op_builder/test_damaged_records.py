@@ -190,7 +190,7 @@ def meeting(_: Path) -> Record:
 
 
 def group(_: Path) -> Record:
-    made, mine = hosts.MadeGroups(HashStore(), 0), hosts.HostFacts("host", "", "auto")
+    made, mine = hosts.MadeGroups(HashStore(), 0), hosts.HostFacts("host", "")
     hosts.exchange(made, 1, mine)
 
     def read(content: bytes) -> object:

@@ -36,15 +36,15 @@ def test_the_reasons_of_the_system_are_explained(name: str, number: int, reason:
 
 
 @pytest.mark.parametrize(
-    ("forced", "in_use", "lines"),
+    ("forced", "in_use", "shown"),
     [
-        (None, "threads", ["threads", "not io_uring: forbidden"]),
-        ("threads", "threads", ["threads, set by ACCEL_AIO_ENGINE"]),
-        ("io_uring", None, ["none: ACCEL_AIO_ENGINE=io_uring does not work"]),
+        (None, "threads", "in_use threads, forced none, rejected io_uring forbidden"),
+        ("threads", "threads", "in_use threads, forced threads"),
+        ("io_uring", None, "in_use none, forced io_uring"),
     ],
 )
 def test_the_report_shows_what_the_op_finds(
-    monkeypatch: pytest.MonkeyPatch, forced: str | None, in_use: str | None, lines: list[str]
+    monkeypatch: pytest.MonkeyPatch, forced: str | None, in_use: str | None, shown: str
 ) -> None:
     AsyncIOBuilder().load()
     rejected = {"io_uring": "forbidden", "libaio": "forbidden"}
@@ -52,8 +52,7 @@ def test_the_report_shows_what_the_op_finds(
     with env.scope(ACCEL_AIO_ENGINE=forced):
         facts = environment()
     assert facts["storage_engines"]["in_use"] == in_use
-    for line in lines:
-        assert line in rendered(facts)
+    assert shown in rendered(facts)
 
 
 def test_the_report_builds_no_op_to_check_engines(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from op_builder.errors import AccelError
 from op_builder.system import storage_engines
-from op_builder.tune_aio import Grid, Measurement, Settings, search
+from op_builder.tune_aio import COORDINATES, Measurement, Settings, search
 
 
 def speed(settings: Settings) -> Measurement:
@@ -21,12 +21,10 @@ def speed(settings: Settings) -> Measurement:
 
 
 def test_the_best_is_found_along_every_dimension() -> None:
-    steps: list[Settings] = []
-    grid = Grid(storage_engines.ENGINES)
-    found, failed = search(grid, speed, steps.append)
+    found, failed = search(storage_engines.ENGINES, COORDINATES, speed)
     assert found[0].settings == Settings("libaio", 1 << 20, 32, True, True, 2)
     assert found[0].read_bytes_per_s == pytest.approx(1e9 + 53e6)
-    assert {one.settings for one in found} == set(steps)
+    assert {one.settings.engine for one in found} == set(storage_engines.ENGINES)
     assert failed == {}
 
 
@@ -35,7 +33,7 @@ def test_the_best_for_one_direction_may_be_another() -> None:
         deep, large = settings.queue_depth == 128, settings.block_size == 8 << 20
         return Measurement(settings, 3e9 if deep else 1e9, 3e9 if large and not deep else 1e9, 1.0)
 
-    found, _ = search(Grid(("threads",)), measure)
+    found, _ = search(["threads"], COORDINATES, measure)
     assert max(found, key=lambda one: one.read_bytes_per_s).settings.queue_depth == 128
     assert max(found, key=lambda one: one.written_bytes_per_s).settings.block_size == 8 << 20
 
@@ -49,7 +47,7 @@ def test_a_lucky_moment_does_not_win() -> None:
         rate = 9e9 if is_lucky else 2e9 if settings.queue_depth == 32 else 1e9
         return Measurement(settings, rate, rate, 1.0)
 
-    found, _ = search(Grid(("threads",), block_sizes=(1 << 20,), queue_depths=(8, 32), threads=()), measure)
+    found, _ = search(["threads"], [[{"queue_depth": 8}, {"queue_depth": 32}]], measure)
     assert found[0].settings.queue_depth == 32
 
 
@@ -59,8 +57,8 @@ def test_settings_that_the_system_refuses_are_skipped_until_none_is_left() -> No
             raise AccelError("no queue of that size")
         return speed(settings)
 
-    found, failed = search(Grid(("libaio", "io_uring")), measure)
+    found, failed = search(["libaio", "io_uring"], COORDINATES, measure)
     assert {one.settings.engine for one in found} == {"io_uring"}
     assert set(failed.values()) == {"no queue of that size"}
     with pytest.raises(AccelError, match="no queue"):
-        search(Grid(("libaio",)), measure)
+        search(["libaio"], COORDINATES, measure)

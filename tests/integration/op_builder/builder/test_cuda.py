@@ -160,7 +160,7 @@ def test_clang_of_ziglang_is_refused_as_the_host_compiler(
 def test_without_a_toolkit_the_op_says_how_to_get_one(
     increment: IncrementBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    monkeypatch.setattr("op_builder.toolchains.cuda.USUAL_HOME", tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "g++").symlink_to(str(shutil.which("g++")))
     with env.scope(PATH=str(tmp_path / "bin"), CUDA_HOME=None, CUDA_PATH=None):

@@ -17,6 +17,7 @@ from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
 from tests.support.builds import compile_op, explained, find_cached, lookup
 from tests.support.compilers import needs_gxx, program, require_program
+from tests.support.foreign_package import python
 from tests.support.small_ops import ENTRY, KernelBuilder, SmallBuilder, replace_content
 
 MAIN = f"""
@@ -221,6 +222,51 @@ def test_a_new_library_that_the_linker_may_take_counts(
         assert f"../{new} is new" in (misses(small) or [])
 
 
+def shared(directory: Path, name: str = "libfoo.so.1", version: str = "") -> None:
+    """Make ``libfoo.so``, with the SONAME ``name``, and a version of its symbols."""
+    (directory / "foo.c").write_text("int foo() { return 1; }\n")
+    (directory / "foo.map").write_text(version and f"{version} {{ global: *; }};")
+    flags = f"-Wl,-soname,{name}" + (" -Wl,--version-script=foo.map" if version else "")
+    assert (
+        os.system(f"cd '{directory}' && g++ -x c -shared -fPIC foo.c -o libfoo.so {flags} && cp libfoo.so {name}") == 0
+    )
+
+
+@needs_gxx
+@pytest.mark.parametrize("change", [{"name": "libfoo.so.2"}, {"version": "FOO_1"}])
+@pytest.mark.parametrize(
+    ("flags", "variables"), [("-L{} -lfoo", {}), ("{}/libfoo.so", {}), ("-lfoo", {"LIBRARY_PATH": "{}"})]
+)
+def test_a_linked_library_with_other_names_counts(
+    small: SmallBuilder, tmp_path: Path, change: dict[str, str], flags: str, variables: dict[str, str]
+) -> None:
+    shared(tmp_path)
+    (small.directory / "small.cpp").write_text(f'extern "C" int foo();\nint bar() {{ return foo(); }}\n{ENTRY}')
+    small.link = [f"-Wl,-rpath,{tmp_path}", *flags.replace("{}", str(tmp_path)).split()]
+    with env.scope(**{name: value.replace("{}", str(tmp_path)) for name, value in variables.items()}):
+        compile_op(small)
+        assert misses(small) is None
+        shared(tmp_path, **change)
+        (difference,) = misses(small) or [""]
+        assert "libfoo.so changed" in difference or "system headers changed" in difference
+
+
+@needs_gxx
+def test_a_new_library_in_one_of_the_linkers_own_directories_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    for name in ("own", "named"):
+        (tmp_path / name).mkdir()
+    shared(tmp_path / "named")
+    gxx = require_program("g++")
+    answers = f'*-print-search-dirs) echo "libraries: =/usr/lib:{tmp_path}/own"; exit;;'
+    compiler = program(tmp_path / "g++", f'case "$*" in {answers} esac\nexec {gxx} "$@"')
+    small.link = [f"-L{tmp_path}/named", "-lfoo", f"-Wl,-rpath,{tmp_path}/named"]
+    with env.scope(CXX=str(compiler)):
+        compile_op(small)
+        assert misses(small) is None
+        shared(tmp_path / "own")
+        assert misses(small) == ["libfoo.so is new"] or "own/libfoo.so is new" in (misses(small) or [""])[0]
+
+
 def removed_header(builder: SmallBuilder) -> None:
     (builder.directory / "include" / "nested.h").unlink()
 
@@ -268,15 +314,16 @@ def test_another_difference_is_named(
 
 def key(small: SmallBuilder, **variables: str) -> str:
     with env.scope(**variables):
-        return lookup(small).key.digest
+        return lookup(small).planned.key.digest
 
 
 @needs_gxx
 def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -> None:
     with env.scope(CXX=f"{place}/tree/cxx -DDEFINED=2"):
         assert misses(builder) == ["flags in CXX: none -> -DDEFINED=2"]
-    with env.scope(CPATH=f"{place}/tree/another"):
-        assert "compiler variables: " in (misses(builder) or [""])[0]
+    for name, value in (("CPATH", f"{place}/tree/another"), ("SOURCE_DATE_EPOCH", "1")):  # of __DATE__ and __TIME__
+        with env.scope(**{name: value}):
+            assert "compiler variables: " in (misses(builder) or [""])[0]
 
 
 @needs_gxx
@@ -318,8 +365,8 @@ def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text:
 def test_the_cpu_counts_where_a_wrapper_compiles_for_it(small: SmallBuilder, tmp_path: Path, text: str) -> None:
     compiler = program(tmp_path / "wrapper", f"exec {require_program('g++')} {text}")
     with env.scope(CXX=str(compiler), WRAPPED_FLAGS="-march=native"):
-        assert "cpu" in lookup(small).key.parts
-    assert "cpu" not in lookup(small).key.parts
+        assert "cpu" in lookup(small).planned.key.parts
+    assert "cpu" not in lookup(small).planned.key.parts
 
 
 @needs_gxx
@@ -394,6 +441,27 @@ def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_pa
         compile_op(small)
         assert log.stat().st_size > 0 or "2>" in line
         assert misses(small) is None
+
+
+IDENTITY = """
+import sys
+from op_builder.system.records import Memo
+from op_builder.toolchains.toolset import identify
+print(identify((sys.argv[1],), Memo()).digest)
+"""
+
+
+@needs_gxx
+def test_the_identity_of_a_wrapper_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    own = '"$(dirname "$0")/first" "$(dirname "$0")/second"'
+    wrapper = program(tmp_path / "real" / "wrapper", f'tools={own}\nexec {require_program("g++")} "$@"')
+    for directory in ("real", "linked"):
+        for name in ("first", "second"):
+            program(tmp_path / directory / name, f"# {directory}")
+    linked = tmp_path / "linked" / "wrapper"
+    linked.symlink_to(wrapper)
+    found = {python("-c", IDENTITY, linked, PYTHONHASHSEED=str(seed)).stdout for seed in range(6)}
+    assert len(found) == 1
 
 
 @needs_gxx
@@ -486,30 +554,3 @@ def test_a_kernels_header_and_what_nvcc_is_given_count(tmp_path: Path) -> None:
     assert "V13.9.9" in line(PATH=f"{tmp_path / 'newer'}:{os.environ['PATH']}:{tree}")[0]
     replace_content(tree / "op/include/kernel.h", b"#define KERNEL 2\n")
     assert line() == ["kernel.h changed"]
-
-
-@needs_gxx
-@pytest.mark.parametrize(
-    ("line", "flag", "compiler"),
-    [
-        ('asm(".incbin \\"{tree}/number\\"");', "", "clang++"),
-        ('asm(".include \\"{tree}/number\\"");', "", "clang++"),
-        ('#if 0\n#embed "{tree}/number"\n#endif', "", "g++"),
-        ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "", "g++"),
-        ("", "-specs={tree}/number", "g++"),
-    ],
-)
-def test_what_no_tool_lists_is_built_again_by_the_next_process(
-    small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, flag: str, compiler: str
-) -> None:
-    (tmp_path / "number").write_text("")
-    (small.directory / "small.cpp").write_text(f"{line.format(tree=tmp_path)}\n{ENTRY}")
-    small.flags += [flag.format(tree=tmp_path)]
-    with env.scope(CXX=require_program(compiler)):
-        entry = compile_op(small)
-        assert find_cached(small) == entry, "this process finds it"
-        assert sum("Each process builds" in record.getMessage() for record in caplog.records) == 1
-        with pytest.MonkeyPatch.context() as later:
-            later.setattr("op_builder.cache.key._THIS_PROCESS", "another")
-            assert "no tool lists" in (misses(small) or [""])[0]
-            assert compile_op(small).directory != entry.directory

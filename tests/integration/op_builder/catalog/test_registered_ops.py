@@ -14,11 +14,11 @@ from rich.console import Console
 import op_builder
 from accelerator.cpu_accelerator import CPU_Accelerator
 from op_builder import build, env
+from op_builder.catalog.named import find_op
 from op_builder.catalog.registered_ops import RegisteredPackage
 from op_builder.catalog.registry import all_builders, find_builder, registered_packages
 from op_builder.errors import UnknownOpError
 from op_builder.report.__main__ import main as report_main
-from op_builder.report.collect import find_op
 from op_builder.report.render import print_report
 from tests.support.builds import row_of
 from tests.support.foreign_package import install, output_of

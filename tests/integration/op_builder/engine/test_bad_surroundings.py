@@ -133,6 +133,29 @@ def test_a_wheel_on_a_noexec_mount_is_refused_by_the_report_and_by_load(small: S
             load(spec, cache)
 
 
+BUILD = """
+import sys
+from op_builder.engine import Binding, Recipe, build_library
+text = '#include <vector>\\nextern "C" int f() { return std::vector<int>(3).size(); }'
+build_library(Recipe("limited", Binding.C, (), {"f.cpp": text}), cache_root=sys.argv[1])
+"""
+
+
+@needs_gxx
+@pytest.mark.parametrize("limit", ["-n 8", "-n 10", "-n 12", "-f 0", "-f 10"])
+def test_a_limit_of_the_process_that_ends_a_build_is_named(tmp_path: Path, limit: str) -> None:
+    command = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", sys.executable, "-c", BUILD, str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"(ulimit {limit[:2]})" in done.stderr.splitlines()[-1]
+
+
+def test_a_command_in_a_removed_directory_names_it(tmp_path: Path) -> None:
+    script = f'cd "{tmp_path}" && rmdir "{tmp_path}" && exec "$@"'
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "op_builder", "report", "pin_memory"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "directory was removed" in done.stderr
+
+
 REPORT = """
 import json
 from op_builder.report.__main__ import main

@@ -54,7 +54,7 @@ def test_op_is_built_loaded_and_works(small: SmallBuilder, caplog: pytest.LogCap
     assert entry.manifest.kind == "accel"
     assert "libtorch_cpu" in entry.manifest.check
     ours = {f"torch_c/{name}.h" for name in ("boxed", "errors", "functions", "library", "tensor")}
-    of_torch = {header.path for header in entry.manifest.headers if header.root == "torch"}
+    of_torch = {header.path for header in entry.manifest.headers if header.root == "installed_torch"}
     assert "torch/csrc/stable/c/shim.h" in of_torch
     assert {header.path for header in entry.manifest.headers} - of_torch == {"amount.h", "nested.h", *ours}
     assert list((small.cache.home / "staging").iterdir()) == []

@@ -78,6 +78,31 @@ def test_verbose_fails_no_build_whose_stderr_cannot_be_written(
         small.load(verbose=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("small.cpp", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
+        ("include/found.h", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
+        ("include/libfoo.a", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
+        ("include/libfoo.so", b"<!DOCTYPE html>\n<p>Log in</p>\n", "a web page"),
+        ("small.cpp", b"<html>\n<p>Log in</p>\n", "a web page"),
+        ("small.cpp", f"{ENTRY}\n".encode("utf-16"), "UTF-16"),
+        ("include/found.h", b"\x7fELF\2\1\1\0\0", "binary"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_promises_is_named(
+    small: SmallBuilder, name: str, content: bytes, remedy: str
+) -> None:
+    (small.directory / "small.cpp").write_text(f'#include "found.h"\n{ENTRY}')
+    (small.directory / "include" / "found.h").touch()
+    (small.directory / name).write_bytes(content)
+    small.link = [f"{small.directory}/{name}"] if "lib" in name else []
+    with pytest.raises(CompileError) as caught:
+        small.load()
+    assert f"{small.directory / name} is" in caught.value.remedy
+    assert remedy in caught.value.remedy
+
+
 # Builds ------------------------------------------------------------------------------------------
 
 
@@ -238,7 +263,7 @@ def test_what_keeps_a_binary_from_loading_is_named(
 ) -> None:
     case = UNLOADABLE[name]
     if name == "an endless start":
-        monkeypatch.setattr("op_builder.engine.try_load._TIMEOUT_S", 2.0)
+        monkeypatch.setattr("op_builder.engine.try_load.TIMEOUT_S", 2.0)
     builder = case.builder(small.directory, small.cache)
     failure(builder, case.source, LoadError, *case.causes, remedy=case.remedy)
 

@@ -31,10 +31,9 @@ def text_builder(cache: Cache, *flags: str, include_dirs: Sequence[str] = ()) ->
 
 
 def offered(builder: TextBuilder, staging: Path) -> bool:
-    request = lookup(builder)
-    assert request.toolset is not None
+    plan, _, toolset = lookup(builder).to_build()
     staging.mkdir()
-    return precompiled.offer(request.plan, request.toolset, builder.cache, staging)
+    return precompiled.offer(plan, toolset, builder.cache, staging)
 
 
 @pytest.mark.parametrize(("flag", "same"), [("-O3", True), ("-Wall", True), ("-DX=1", True), ("-fopenmp", False)])
@@ -46,10 +45,9 @@ def test_only_flags_that_gcc_insists_on_ask_for_another_header(cache: Cache, fla
 def test_another_compiler_is_refused(cache: Cache, tmp_path: Path) -> None:
     answers = '*-dM*) echo "#define __clang__ 1";; *machine*) echo x;; *) echo clang 19;;'
     with env.scope(CXX=str(program(tmp_path / "clang++", f'case "$*" in {answers} esac'))):
-        request = lookup(text_builder(cache))
-        assert request.toolset is not None
+        plan, _, toolset = lookup(text_builder(cache)).to_build()
         with pytest.raises(ToolchainError, match="is not GCC"):
-            precompiled.precompile(request.plan, request.toolset, cache)
+            precompiled.precompile(plan, toolset, cache)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +64,8 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Entry:
 def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, cache: Cache, tmp_path: Path) -> None:
     with_header = text_builder(Cache(header.directory.parents[4]))
     assert offered(with_header, tmp_path / "staging")
-    request = lookup(with_header)
-    assert request.toolset is not None
-    (step,) = build_commands(request.plan, request.toolset, tmp_path / "staging", precompiled=True).compile_steps
+    plan, _, toolset = lookup(with_header).to_build()
+    (step,) = build_commands(plan, toolset, tmp_path / "staging", precompiled=True).compile_steps
     (tmp_path / "staging" / "text.cpp").write_text(TEXT)
     command = [*step.command, "-Winvalid-pch", "-Werror", "-H"]
     done = subprocess.run(command, cwd=tmp_path / "staging", capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ from op_builder.errors import (
     SourceNotFoundError,
     ToolchainError,
 )
-from tests.support.compilers import EndlessCompiler, needs_gxx
+from tests.support.compilers import EndlessCompiler, needs_gxx, program, require_program
 from tests.support.foreign_package import output_of
 from tests.support.small_ops import ENTRY, MODULE
 from tests.support.waiting import wait_until
@@ -85,17 +85,45 @@ def test_a_precompiled_header_of_the_user_counts(root: Path, tmp_path: Path) -> 
         assert "value.h.gch" in built.reasons[0]  # which of two entries is the nearest varies
 
 
-def test_the_members_of_a_thin_archive_make_each_process_build(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "member.c").write_text("int member(void) { return 1; }\n")
-    subprocess.run(["gcc", "-fPIC", "-c", "member.c"], cwd=tmp_path, check=True)
-    subprocess.run(["ar", "crT", "libmember.a", "member.o"], cwd=tmp_path, check=True)
-    texts = {"value.c": "int member(void);\nint value(void) { return member(); }\n"}
+@pytest.mark.parametrize(
+    ("line", "flag", "compiler"),
+    [
+        ('asm(".incbin \\"{tree}/number\\"");', "-lc", "clang++"),
+        ('asm(".include \\"{tree}/number\\"");', "-lc", "clang++"),
+        ('#if 0\n#embed "{tree}/number"\n#endif', "-lc", "g++"),
+        ("#define NAME <number>\n#if __has_include(NAME)\n#endif", "-lc", "g++"),
+        ("", "-specs={tree}/number", "g++"),
+        ("", "{tree}/libthin.a", "g++"),
+        ("", "{tree}/libvalue.so", "{tree}/unlisting-g++"),
+    ],
+)
+def test_what_no_tool_lists_makes_each_process_build(
+    root: Path, tmp_path: Path, line: str, flag: str, compiler: str
+) -> None:
+    for name in ("number", "member.c"):
+        (tmp_path / name).touch()
+    subprocess.run(["gcc", "-c", "member.c"], cwd=tmp_path, check=True)
+    subprocess.run(["ar", "crT", "libthin.a", "member.o"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", "-shared", "member.o", "-o", "libvalue.so"], cwd=tmp_path, check=True)
+    # Its linker cannot list the files that it opens.
+    gxx = require_program("g++")
+    program(tmp_path / "unlisting-g++", f'case "$*" in *--help) exit;; esac\nexec {gxx} "$@"')
+    texts = {"value.cpp": f"{line.format(tree=tmp_path)}\nint value() {{ return 1; }}\n"}
     code = f"""
+import logging, sys
 from op_builder.engine import Binding, Recipe, build_library
-recipe = Recipe("value", Binding.C, (), {texts!r}, link_flags=({f"-L{tmp_path}"!r}, "-lmember"))
-print(build_library(recipe, cache_root={str(root)!r}).is_cached)
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+recipe = Recipe("value", Binding.C, (), {texts!r}, link_flags=({flag.format(tree=tmp_path)!r},))
+for _ in range(2):
+    print(*build_library(recipe, cache_root={str(root)!r})[2:])
 """
-    assert [output_of("-c", code) for _ in range(2)] == ["False\n", "False\n"]
+    cxx = compiler.format(tree=tmp_path) if "/" in compiler else require_program(compiler)
+    for reason in ("the cache contains no", "no tool lists"):
+        warning, built, again = output_of("-c", code, CXX=cxx).splitlines()
+        assert warning.startswith("Each process builds 'value' again: no tool lists the inputs of ")
+        assert built.startswith("False")
+        assert reason in built
+        assert again == "True ()"
 
 
 def test_the_reason_names_a_changed_source_among_those_of_one_name(root: Path, tmp_path: Path) -> None:

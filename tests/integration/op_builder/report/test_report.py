@@ -18,6 +18,7 @@ from op_builder.cache.store import Entry
 from op_builder.command_line import REQUIRED
 from op_builder.report import doctor
 from op_builder.report.__main__ import main
+from op_builder.report.collect import find_op
 from op_builder.report.machine import environment
 from op_builder.report.render import print_explanation
 from op_builder.system.torch_install import torch_install
@@ -45,7 +46,7 @@ def test_the_tables_fit_a_narrow_terminal_and_show_no_healthy_state_in_red(capsy
     assert "\x1b[32m" in coloured  # green
     assert "\x1b[31m" not in coloured  # red
     shown = re.sub(r"\x1b\[[\d;]*m", "", coloured)
-    for word in ("cpu_adam", "installed", "compatible", "C++ compiler", "CUDA toolkit", "/dev/shm", "cache", "CPU"):
+    for word in ("cpu_adam", "installed", "compatible", "c++", "cuda", "/dev/shm", "cache", "cpu"):
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -98,6 +99,11 @@ def test_doctor_lists_only_what_does_not_work_and_fails_for_a_named_op(
     assert {"cpu_adam", "cpu"} <= rejected
     assert "rms_norm" not in rejected  # the device has none
     assert doctor.main(["no_such_op"]) == 2
+
+
+def test_the_summary_states_that_an_ops_sycl_kernels_are_shown() -> None:
+    assert "SYCL kernels of op_builder.xpu" in find_op("rms_norm", "op_builder.cpu").summary
+    assert "SYCL" not in find_op("rms_norm", "op_builder.xpu").summary
 
 
 def altered(entry: Entry) -> None:

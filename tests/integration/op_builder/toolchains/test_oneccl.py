@@ -36,7 +36,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which no oneCCL is installed."""
     monkeypatch.delenv("CCL_ROOT", raising=False)
     monkeypatch.setattr(oneccl, "wheel_prefixes", lambda: [tmp_path / "environment"])
-    monkeypatch.setattr(oneccl, "_SYSTEM_PREFIXES", (tmp_path / "system",))
+    monkeypatch.setattr(oneccl, "SYSTEM_PREFIXES", (tmp_path / "system",))
     return tmp_path
 
 

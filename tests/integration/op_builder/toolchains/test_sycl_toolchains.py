@@ -57,10 +57,9 @@ def calls(log: Path) -> list[list[str]]:
 def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path: Path, icpx: Path) -> None:
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    request = lookup(builder)
-    assert request.toolset is not None
-    assert {source.language for source in request.plan.sources} == {Language.SYCL}
-    commands = build_commands(request.plan, request.toolset)
+    plan, _, toolset = lookup(builder).to_build()
+    assert {source.language for source in plan.sources} == {Language.SYCL}
+    commands = build_commands(plan, toolset)
 
     def run_here(command: Sequence[str]) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -76,7 +75,7 @@ def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path:
     assert calls(icpx)[-1][-6:] == [*link, "-Xs", "-device pvc,bmg"]
     for command in (*commands.stand_ins.values(), commands.link):
         run_here(command)
-    listed = run(["nm", "-D", str(tmp_path / request.plan.artifact_name)])
+    listed = run(["nm", "-D", str(tmp_path / plan.artifact_name)])
     assert "accel_register_library" in listed.output
 
 
@@ -129,9 +128,8 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
     assert (isinstance(chosen, Passed), chosen.name) == (True, "icpx")
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-    request = lookup(builder)
-    assert request.toolset is not None
-    assert request.toolset.sycl == facts.ahead_runtime
+    _, _, toolset = lookup(builder).to_build()
+    assert toolset.sycl == facts.ahead_runtime
     # torch's own extension takes the place that it finds when it is imported.
     monkeypatch.setattr("torch.utils.cpp_extension.SYCL_HOME", str(prefix))
     monkeypatch.chdir(tmp_path)

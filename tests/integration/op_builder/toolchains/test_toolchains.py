@@ -131,7 +131,7 @@ def test_wheels_give_the_toolkit_if_the_systems_is_missing_or_unfit(
     of_torch: str | None,
     found: str,
 ) -> None:
-    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path / "none")
+    monkeypatch.setattr("op_builder.toolchains.cuda.USUAL_HOME", tmp_path / "none")
     monkeypatch.setattr("op_builder.toolchains.cuda.torch_install", lambda: torch_install()._replace(cuda=of_torch))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for major in wheels:
@@ -157,7 +157,7 @@ def test_wheels_give_the_toolkit_if_the_systems_is_missing_or_unfit(
 def test_a_missing_toolkit_is_reported_with_the_version_that_torch_needs(
     tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch, home: str | None, of_torch: str | None, message: str
 ) -> None:
-    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    monkeypatch.setattr("op_builder.toolchains.cuda.USUAL_HOME", tmp_path)
     monkeypatch.setattr("op_builder.toolchains.cuda.torch_install", lambda: torch_install()._replace(cuda=of_torch))
     with (
         env.scope(CUDA_HOME=home, CUDA_PATH=None, PATH=str(tmp_path)),

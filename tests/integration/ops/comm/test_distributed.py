@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from op_builder.cpu import ShareMemCommBuilder
+from tests.support.agreement_programs import MISMATCHES
 from tests.support.builds import is_prebuilt
-from tests.support.ccl_programs import needs_oneccl
 from tests.support.launching import free_port
 from tests.support.rank_processes import run_ranks, values
 
 PROGRAM = "distributed_programs"
 
 
-def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
-    return values(run_ranks(PROGRAM, function, size, directory, **options))
+def ranks(function: str, size: int, directory: Path, program: str = PROGRAM, **options: Any) -> list[Any]:
+    return values(run_ranks(program, function, size, directory, **options))
 
 
 # Collectives ---------------------------------------------------------------------------------------
@@ -66,15 +66,6 @@ def test_every_collective_across_hosts_through_gloo(tmp_path: Path) -> None:
         assert result["hosts"] == [[0, 2], [1]]
 
 
-def test_different_transports_between_hosts_are_an_error(tmp_path: Path) -> None:
-    environments = hosts("ab")
-    environments[1]["ACCEL_DISTRIBUTED_ACROSS"] = "ccl"
-    results = run_ranks(PROGRAM, "all_collectives", 2, tmp_path, environments=environments)
-    for result in results:
-        assert result.status != 0
-        assert "Set ACCEL_DISTRIBUTED_ACROSS to the same value on all ranks" in result.output
-
-
 def test_types_that_gloo_lacks_are_named_before_anything_is_sent(tmp_path: Path) -> None:
     *errors, average = ranks("unsupported_types", 2, tmp_path)[0]
     assert all("OpArgumentError" in error and "does not support torch." in error for error in errors), errors
@@ -112,17 +103,15 @@ def test_a_killed_rank_of_a_subset_is_named_by_its_global_rank(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("across", "how", "message"),
+    ("how", "message"),
     [
-        ("gloo", "killed", "rank 1 died"),
-        ("gloo", "mismatch", "all_reduce (sum) of 11 float32"),
-        pytest.param("ccl", "killed", "rank 1 died", marks=[pytest.mark.slow, needs_oneccl]),
-        ("gloo", "interrupted", "Rank 0 of the group gave up: KeyboardInterrupt ended a collective"),
+        ("killed", "rank 1 died"),
+        ("mismatch", "all_reduce (sum) of 11 float32"),
+        ("interrupted", "Rank 0 of the group gave up: KeyboardInterrupt ended a collective"),
     ],
 )
-def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, message: str, tmp_path: Path) -> None:
-    environments = [names | {"ACCEL_DISTRIBUTED_ACROSS": across} for names in hosts("aabb")]
-    results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=environments)
+def test_a_failure_inside_one_host_ends_the_others(how: str, message: str, tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=hosts("aabb"))
     first, second, leader, other = results
     if how == "killed":
         assert second.status == -9
@@ -204,3 +193,50 @@ def test_functional_collectives_of_a_compiled_graph_are_ours(tmp_path: Path) -> 
     for result in values(run_ranks("parallel_training_programs", "compiled", 2, tmp_path)):
         assert result["gloo"] == {}
         assert sum(result["ours"].values()) == 4
+
+
+# Calls that differ, what gloo runs, and thread-local state --------------------------------------------
+
+
+AGREEMENT = "agreement_programs"
+
+
+@pytest.mark.parametrize("place", ["one host", "two hosts", "gloo"])
+def test_the_group_keeps_its_promises_whoever_runs_the_collective(place: str, tmp_path: Path) -> None:
+    environments = without_op(tmp_path) if place == "gloo" else hosts("aa" if place == "one host" else "ab")
+    names = ["any_layout", "thread_state"]
+    found = ranks("several", 2, tmp_path / "ranks", AGREEMENT, arguments=[names], environments=environments)
+    assert found == [dict.fromkeys(names, True)] * 2
+
+
+def test_a_subclass_over_plain_memory_is_plain(tmp_path: Path) -> None:
+    assert ranks("subclasses", 2, tmp_path, AGREEMENT) == [{}, {}]
+
+
+def test_different_calls_are_an_error_on_both_ranks_that_names_both(tmp_path: Path) -> None:
+    raised = ranks("mismatches", 2, tmp_path, AGREEMENT)
+    for name in MISMATCHES:
+        for own, other in ((0, 1), (1, 0)):
+            assert f"rank {own} called" in raised[own][name], name
+            assert f"rank {other} called" in raised[own][name], name
+            group = "ranks 0, 1" if name == "new group" else "default"
+            assert f"of <shared-memory group {group!r}, rank {own} of 2> failed" in raised[own][name], name
+            assert "agree of" not in raised[own][name], name
+    assert "all_reduce (sum) of 0 float32" in raised[1]["empty"]
+    assert "all_reduce (sum) of 3 float64 by gloo" in raised[0]["type"]
+    assert "all_reduce (product) of 3 float32 by gloo" in raised[0]["operation"]
+    assert "12 bytes of Int" in raised[0]["type of moved"]
+
+
+@pytest.mark.parametrize("name", ["empty", "root"])
+def test_different_calls_on_two_hosts_are_an_error_that_names_both(name: str, tmp_path: Path) -> None:
+    found = ranks("mismatches", 2, tmp_path, AGREEMENT, arguments=[name], environments=hosts("ab"))
+    for rank, raised in enumerate(found):
+        assert f"Rank {rank} called" in raised[name]
+        assert f"rank {1 - rank} called" in raised[name]
+
+
+def test_ddp_with_powersgd_trains_as_with_gloo(tmp_path: Path) -> None:
+    by_gloo, ours = (ranks("power_sgd", 2, tmp_path / name, AGREEMENT, arguments=[name]) for name in ("gloo", "accel"))
+    for losses, expected in zip(ours, by_gloo, strict=True):
+        assert losses == pytest.approx(expected)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError, StorageError
 from op_builder.ops import CheckpointReader, CheckpointWriter, TensorStore
-from op_builder.ops.io import checkpoint_files
+from op_builder.ops.io import checkpoint_files, file_pieces
 from op_builder.ops.io.aio_handle import Handle
 from tests.support.files import cache_only, mounted, random_bytes, raw
 from tests.support.rank_processes import run_ranks, values
@@ -244,28 +244,21 @@ def test_after_an_error_nothing_is_read_into_the_tensors(tmp_path: Path, monkeyp
     content = bytearray(file.read_bytes())
     content[-2 * 9 * MIB] ^= 4
     file.write_bytes(content)
-    timers: dict[Handle, list[threading.Timer]] = {}
-    started = []
+    started, ended = [], []
+    read = Handle.sync_pread
 
-    def async_pread(handle: Handle, *arguments: Any) -> int:
-        delay_s = 1.0 if started else 0.0
-        timers.setdefault(handle, []).append(threading.Timer(delay_s, handle.sync_pread, arguments))
-        timers[handle][-1].start()
-        started.append(timers[handle][-1])
-        return 0
+    def sync_pread(*arguments: Any) -> int:
+        started.append(arguments)
+        threading.Event().wait(1.0 if len(started) > 1 else 0.0)
+        ended.append(arguments)
+        return read(*arguments)
 
-    def wait(handle: Handle) -> int:
-        for timer in timers.pop(handle, []):
-            timer.join()
-        return 0
-
-    monkeypatch.setattr(Handle, "async_pread", async_pread)
-    monkeypatch.setattr(Handle, "wait", wait)
-    monkeypatch.setattr(checkpoint_files, "read_cached", lambda *_: 0)
+    monkeypatch.setattr(Handle, "sync_pread", sync_pread)
+    monkeypatch.setattr(file_pieces, "read_cached", lambda *_: 0)
     state = {name: torch.zeros(9 * MIB, dtype=torch.uint8) for name in names}
     assert isinstance(failure(lambda: load(state, tmp_path)), DamagedTensorError)
     assert len(started) > 1
-    assert not any(timer.is_alive() for timer in started)
+    assert len(ended) == len(started)
 
 
 def test_a_truncated_file_is_named_with_the_tensor(tmp_path: Path) -> None:

@@ -43,20 +43,6 @@ def test_zeros_of_the_examples_type_on_pages_of_their_own(owner: Any, dtype: tor
     assert not tensor.any()
     assert tensor.data_ptr() % (HUGE if tensor.nbytes >= HUGE else PAGE) == 0
     tensor.fill_(1)
-    facts = owner.locked_memory_facts(tensor)
-    assert facts.address == tensor.data_ptr()
-    assert tensor.nbytes <= facts.size_bytes < tensor.nbytes + PAGE
-
-
-def test_what_the_system_granted_is_reported(owner: Any) -> None:
-    tensor = owner.new_cpu_locked_tensor(8 << 20, torch.empty(0, dtype=torch.uint8))
-    facts = owner.locked_memory_facts(tensor[5:100])
-    lines = Path("/proc/self/status").read_text().splitlines()
-    locked_kib = int(next(line for line in lines if line.startswith("VmLck:")).split()[1])
-    assert facts.is_locked == (locked_kib >= 8 << 10)
-    assert 0 <= facts.huge_bytes <= facts.size_bytes
-    assert not facts.is_registered
-    assert owner.locked_memory_facts(torch.zeros(3)) is None
 
 
 def test_views_are_pinned_and_others_are_not(owner: Any) -> None:
@@ -110,7 +96,7 @@ def test_no_elements_and_invalid_arguments(owner: Any) -> None:
             owner.new_cpu_locked_tensor(number, torch.zeros(1))
     with pytest.raises(OpArgumentError, match="of type str"):
         owner.new_cpu_locked_tensor(4, "x")
-    for call in (owner.is_pinned, owner.free_cpu_locked_tensor, owner.locked_memory_facts):
+    for call in (owner.is_pinned, owner.free_cpu_locked_tensor):
         with pytest.raises(OpArgumentError, match="type list"):
             call([1])
 
@@ -120,7 +106,6 @@ def test_each_op_knows_the_tensors_of_the_other(async_io: AsyncIOModule, pin_mem
     for maker, other in ((handle, pin_memory), (pin_memory, handle)):
         tensor = maker.new_cpu_locked_tensor(100, torch.empty(0))
         assert other.is_pinned(tensor[10:])
-        assert other.locked_memory_facts(tensor) == maker.locked_memory_facts(tensor)
         assert other.free_cpu_locked_tensor(tensor)
         assert not maker.is_pinned(tensor)
 
@@ -157,8 +142,6 @@ def test_on_cuda_the_memory_is_registered(owner: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr("accelerator.get_accelerator", Accelerator)
     tensor, refused = (owner.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
     address = tensor.data_ptr()
-    assert owner.locked_memory_facts(tensor).is_registered
-    assert not owner.locked_memory_facts(refused).is_registered
     del tensor, refused
     gc.collect()
     assert calls[0] == ("register", address)
@@ -173,7 +156,6 @@ def test_a_cuda_device_copies_from_and_to_locked_memory(owner: Any, caplog: pyte
     try:
         for numel in (5000, 3 << 20):
             tensor = owner.new_cpu_locked_tensor(numel, torch.zeros(1))
-            assert owner.locked_memory_facts(tensor).is_registered
             assert tensor.is_pinned()
             tensor.copy_(torch.arange(numel) % 1000)
             on_device = tensor.to("cuda", non_blocking=True)

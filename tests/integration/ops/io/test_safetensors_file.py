@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import AccelError, DamagedTensorError, IncompatibleOpError, StorageError
 from op_builder.ops import TensorStore, load_safetensors
-from op_builder.ops.io import file_pieces, safetensors_file
+from op_builder.ops.io import file_pieces
 from op_builder.ops.io.safetensors_format import DTYPES
 from op_builder.ops.io.tensor_store_format import DTYPES as STORED_DTYPES
 from tests.support.files import cache_only, random_bytes, raw
@@ -28,8 +28,9 @@ LARGE = (3 * PIECE + 5, 3 << 20, 4 << 20, 5 << 20)  # together more than tensors
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even small files are read in several pieces."""
+    """Even small files are read in several pieces, and by the op."""
     monkeypatch.setattr(file_pieces, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(file_pieces, "SMALL_BYTES", 0)
 
 
 def value_of(dtype: torch.dtype, size: int = 6) -> torch.Tensor:
@@ -112,7 +113,7 @@ def test_without_the_engine_files_are_read_with_a_warning(
         raise IncompatibleOpError("No compiler was found.", "Install g++.")
 
     tensors = sample(tmp_path / "x")
-    monkeypatch.setattr(safetensors_file, "read_cached", lambda *_: 0)
+    monkeypatch.setattr(file_pieces, "read_cached", lambda *_: 0)
     if engine == "missing":
         monkeypatch.setattr(file_pieces, "load_host", fail)
     else:

@@ -82,7 +82,6 @@ def test_every_size_comes_back_in_new_and_in_given_memory(store: TensorStore, si
 def test_tensors_are_stored_as_their_values(store: TensorStore, value: torch.Tensor) -> None:
     store.save("x", value)
     loaded = store.load("x")
-    assert store.counters().bytes_written == store.counters().bytes_read == value.nbytes
     assert same(loaded, value.detach().resolve_conj().resolve_neg())
     assert not loaded.requires_grad
     assert store.info("x").shape == value.shape
@@ -265,7 +264,7 @@ def test_a_file_that_was_truncated_or_grew_is_an_error(store: TensorStore, size:
 
 
 def test_a_file_that_is_truncated_while_it_is_read_is_an_error_that_names_it(store: TensorStore) -> None:
-    store.save("x", random_bytes(4 * PIECE))
+    store.save("x", random_bytes(100 * PIECE))
     path = store.directory / "x.safetensors"
     with pytest.raises(StorageError, match=r"Loading .*x\.safetensors failed") as caught:
         store.load("x", progress=lambda *_: os.truncate(path, HEADER_BYTES + PIECE))

@@ -333,30 +333,6 @@ def test_a_cache_that_a_member_made_is_used_by_those_who_trust_that_member() -> 
         assert {path.stat().st_gid for path in place.glob("cache/v1/ops/**/*")} == {4242}
 
 
-READ = """
-from op_builder.cache.store import Cache
-from op_builder.errors import CacheError
-from tests.support.entries import find, publish
-assert find(Cache()) is not None
-try:
-    publish(Cache(), flags="second")
-except CacheError as error:
-    print(error)
-"""
-
-
-@only_root
-def test_a_cache_for_readers_serves_who_may_neither_write_nor_lock() -> None:
-    with place_for_all() as place:
-        assert main(["init", "--readers", "--directory", str(place / "cache")]) == 0
-        publish(Cache(place / "cache"))
-        before = contents(place)
-        done = run_as(ANOTHER, READ, ACCEL_CACHE_DIR=str(place / "cache"))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "cannot be written: Permission denied" in done.stdout
-        assert contents(place) == before
-
-
 def test_a_group_that_no_system_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for group in ("4294967295", "99999999999", "9" * 5000, "-1", "no such group"):
         with pytest.raises(SystemExit):

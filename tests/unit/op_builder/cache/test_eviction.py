@@ -195,10 +195,9 @@ def test_entries_go_when_that_is_not_enough_and_a_new_log_stays(filled: Cache) -
 
 
 def test_eviction_on_a_network_file_system_removes_only_what_is_unused_for_a_week(
-    filled: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mounts").write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/export {filled.root} nfs4 rw 0 0\n")
-    monkeypatch.setattr("op_builder.cache.eviction._MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("op_builder.cache.eviction.is_on_network", filled.root.__eq__)
     enlarge(filled, all_of_them=True)
     with env.scope(ACCEL_CACHE_MAX_MIB="1"):
         keep_in_bounds(filled)
@@ -206,7 +205,7 @@ def test_eviction_on_a_network_file_system_removes_only_what_is_unused_for_a_wee
         set_used(filled.entries()[0], 8)
         keep_in_bounds(filled)
         assert len(filled.entries()) == 2
-        (tmp_path / "mounts").write_text("/dev/sda1 / ext4 rw 0 0\n")
+        monkeypatch.setattr("op_builder.cache.eviction.is_on_network", lambda _: False)
         keep_in_bounds(filled)
         assert filled.entries() == []
 

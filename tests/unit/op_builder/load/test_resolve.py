@@ -112,7 +112,7 @@ class GivenFacts(NamedTuple):
     opened_entries: tuple[tuple[Entry, Rejection | None], ...] = ()
     in_wheels: tuple[Candidate, ...] = ()
     in_cache: tuple[tuple[Entry, Rejection | None], ...] = ()
-    toolset: Any = "g++"
+    any_compiler: bool = False
     unavailable: Rejection | None = None
     no_build: Rejection | None = None
     no_load: Rejection | None = None
@@ -172,7 +172,7 @@ EVERYWHERE = GivenFacts(((OPEN, None),), (Candidate(PREBUILT, Path("wheel"), WHE
         ),
         # Without a compiler the cache may hold entries of another machine's compiler, which must fit this one.
         (
-            GivenFacts(in_cache=((entry("newer", **NEWER_GLIBC), None), (KEPT, None)), toolset=None, no_build=NO),
+            GivenFacts(in_cache=((entry("newer", **NEWER_GLIBC), None), (KEPT, None)), any_compiler=True, no_build=NO),
             ["cached"],
         ),
     ],

@@ -223,6 +223,8 @@ def archive(members: dict[str, bytes]) -> bytes:
     [
         ("x.so", b"", "x.so is damaged: it is empty"),
         ("x.so", b"just text", "it is not an ELF file"),
+        ("x.so", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS"),
+        ("x-1-py3-none-any.whl", b"<!DOCTYPE html>", "it is a web page"),
         ("x.pyd", b"MZ\x90", "it is a Windows program"),
         ("x.dylib", b"\xcf\xfa\xed\xfe", "it is a macOS library"),
         ("x.so", b"\x7fELF\x02\x01\x01" + bytes(9), "x.so is damaged"),

@@ -98,15 +98,6 @@ def test_the_newest_version_counts_also_those_without_a_symbol(tmp_path: Path) -
     assert elf.newest_versions({"GLIBC_2.4", "GLIBC_2.14", "GLIBC_PRIVATE", f"GLIBC_{'9' * 5000}"}) == {"GLIBC": "2.14"}
 
 
-@needs_gxx
-@pytest.mark.parametrize(
-    ("flags", "unusable"), [(("-c",), "an object file"), (("-pie",), "a program"), (("-no-pie",), "a program")]
-)
-def test_a_file_that_no_loader_opens_has_a_reason(tmp_path: Path, flags: tuple[str, ...], unusable: str) -> None:
-    made = shared_library(tmp_path / "x.so", "int main() {}", *flags)
-    assert elf.read_library(made).unusable == f"it is {unusable}"
-
-
 @pytest.mark.parametrize("place", [7, 8])
 def test_a_library_for_another_system_has_a_reason(tmp_path: Path, place: int) -> None:
     content = bytearray(shared_library(tmp_path / "x.so", SOURCE).read_bytes())

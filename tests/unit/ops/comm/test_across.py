@@ -71,7 +71,7 @@ def test_a_work_that_has_failed_is_completed() -> None:
         raise RuntimeError("oneCCL: a peer is gone")
 
     failed = Communicator.failed
-    comm: Any = SimpleNamespace(ops=SimpleNamespace(wait=wait), rank=0, size=2, timeout_s=1.0, watch=None)
+    comm: Any = SimpleNamespace(ops=SimpleNamespace(wait=wait), rank=0, size=2, timeout_s=1.0)
     comm.failed = lambda what, error: failed(comm, what, error)
     work = CCLWork(comm, 1, "all_reduce", torch.zeros(1), 1)
     assert work.is_completed()

@@ -44,7 +44,7 @@ def test_processes_of_one_machine_have_one_identity_and_a_name_replaces_it(monke
 
 
 def test_the_layout_says_who_leads_and_who_is_where() -> None:
-    facts = [HostFacts(host, "", "gloo") for host in "abbac"]
+    facts = [HostFacts(host, "") for host in "abbac"]
     found = layout(3, facts)
     assert found == Layout(3, ((0, 3), (1, 2), (4,)))
     assert (found.size, found.host, found.local_ranks, found.local_rank) == (5, 0, (0, 3), 1)
@@ -58,7 +58,7 @@ def test_the_layout_says_who_leads_and_who_is_where() -> None:
 def test_different_numbers_of_groups_are_in_the_error() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
-    mine = HostFacts("a", "", "gloo")
+    mine = HostFacts("a", "")
     with pytest.raises(CommunicationError, match="did not join") as caught:
         exchange(MadeGroups(store, 0), 2, mine)
     assert "has created" not in str(caught.value)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work
 
-from op_builder.ops.comm.gloo import LentTensors
+from op_builder.ops.comm.gloo import GlooCollectives, LentTensors, has_ended
 
 
 class Ended(Work):
@@ -53,3 +54,35 @@ def test_a_tensor_that_its_owner_shares_is_not_waited_for() -> None:
     lent.lend([mine], lambda _: Ended())
     assert lent.are_back_by(time.monotonic())
     del graph
+
+
+@pytest.mark.parametrize("name", ["allreduce", "reduce_scatter"])  # torch's reduce_scatter is never completed
+def test_gloo_gives_all_tensors_back_at_once(name: str) -> None:
+    store = dist.HashStore()
+    gloo = GlooCollectives(store, 0, 1, dist.ProcessGroupGloo(store, 0, 1))
+    given = ([[torch.ones(2)]],) if name == "reduce_scatter" else ()
+    gloo.run(name, ([torch.zeros(2)], *given), {})
+    assert gloo.finishes_by(time.monotonic() + 10)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.6])
+def test_a_wait_that_ends_early_has_failed_and_one_that_times_out_has_not_ended(seconds: float) -> None:
+    class Failing(Ended):
+        def wait(self, _timeout: timedelta = timedelta()) -> bool:
+            time.sleep(seconds)
+            raise RuntimeError("the connection was closed")
+
+        def is_completed(self) -> bool:
+            return False
+
+    if seconds:
+        assert not has_ended(Failing())
+    else:
+        with pytest.raises(RuntimeError, match="closed"):
+            has_ended(Failing())
+
+
+def test_the_wait_for_running_works_keeps_none_of_them() -> None:
+    lent, gloo = LentTensors(), dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    lent.lend([torch.ones(2)], lambda tensors: gloo.allreduce(tensors, dist.AllreduceOptions()))
+    assert lent.are_back_by(time.monotonic() + 10)

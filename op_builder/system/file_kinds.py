@@ -1,4 +1,4 @@
-"""What a file is that was loaded as a safetensors file, from its first bytes."""
+"""What a file is that is not what its name promises, from its first bytes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,39 @@ _FORMATS = (
     (0, b"\xfd7zxz", "compressed by xz", _DECOMPRESS),
     (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", _DECOMPRESS),
     (257, b"ustar", "a tar archive", "Unpack it."),
-    (0, b"{", "a JSON text", "Load the files that it lists, if it is the index of a model."),
+    (0, b"{", "a JSON text", "Download the file itself, or load what it lists, if it is a model's index."),
     (0, bytes(8), "without content: it begins with zeros", "Copy or download it again, completely."),
 )  # the place of the mark, the mark in lower case, the format and what to do
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MARKS_BYTES = 262
 """How many of a file's first bytes identify its format."""
 
 
+_BINARY = ("binary, or UTF-16 text", "Save it as UTF-8 text, or correct its name.")
+
+
+def kind_of(begin: bytes) -> tuple[str, str] | None:
+    """The known format of a file with these first bytes and what to do about it; None for any other."""
+    text = begin.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    found = ((name, remedy) for at, mark, name, remedy in _FORMATS if (begin if at else text).startswith(mark, at))
+    return next(found, None)
+
+
+def kind_of_file(path: str | Path, *, expected: str = "") -> tuple[str, str] | None:
+    """:func:`kind_of` a file; None if it cannot be read or is ``expected``: ``text`` or ``zip``."""
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(MARKS_BYTES)
+    except OSError:
+        return None
+    if expected == "zip" and begin.startswith(b"PK"):
+        return None
+    is_binary = expected == "text" and (b"\0" in begin or begin.startswith(_UTF_16))
+    return kind_of(begin) or (_BINARY if is_binary else None)
+
+
 def require_no_other_format(path: Path, begin: bytes) -> None:
     """Raise a DamagedTensorError that names the format if a file with these first bytes has a known one."""
-    text = begin.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for at, mark, name, remedy in _FORMATS:
-        if (begin if at else text).startswith(mark, at):
-            raise DamagedTensorError(f"{path} is not a safetensors file: it is {name}.", remedy, filename=str(path))
+    if (kind := kind_of(begin)) is not None:
+        name, remedy = kind
+        raise DamagedTensorError(f"{path} is not a safetensors file: it is {name}.", remedy, filename=str(path))

@@ -1,1 +1,0 @@
-"""Tensor-parallel generation: a small transformer, split over ranks that use only ``torch.distributed``."""
