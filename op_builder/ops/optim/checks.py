@@ -79,6 +79,17 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
     require_memory(f"The gradient of {place}", local_of(grad))
 
 
+def check_copy(what: str, copy: torch.Tensor, param: torch.Tensor) -> None:
+    """Raise an OpArgumentError if an update cannot write a parameter to another tensor."""
+    is_dense = copy.layout == torch.strided and copy.is_cpu and copy.is_contiguous() and not copy.is_neg()
+    if not is_dense or copy.dtype not in DTYPES or copy.numel() != param.numel():
+        raise OpArgumentError(
+            f"{what} has shape {tuple(copy.shape)}, type {copy.dtype}, layout {copy.layout} and device {copy.device}.",
+            "Pass a contiguous CPU tensor of float32, bfloat16 or float16 with the parameter's number of elements.",
+        )
+    require_memory(what, copy)
+
+
 def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, states: Iterable[str]) -> None:
     """Raise an OpArgumentError if a state has another shape than the parameter or, in 8 bits, another length."""
     for name in states:

@@ -11,13 +11,21 @@ from typing import Any, TypedDict, overload
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number, positive_number, step_count, switch, untraced, whole_number
+from op_builder.ops.arguments import (
+    finite_number,
+    is_dense,
+    positive_number,
+    step_count,
+    switch,
+    untraced,
+    whole_number,
+)
 from op_builder.ops.declare import load_host
-from op_builder.ops.optim.checks import place_of
+from op_builder.ops.optim.checks import check_copy, owners_of_shared_memory, place_of
 from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
-from op_builder.ops.optim.sharding import sharding_of
+from op_builder.ops.optim.sharding import local_of, sharding_of
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists, write_zeros
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
@@ -144,9 +152,7 @@ class HostOptimizer(NativeOptimizer):
             grad_scale: the factor of the loss, a number or a tensor of one element.
 
         Raises:
-            OpArgumentError: an option, a gradient or a step counter of any group does not fit; nothing
-                was changed. Only the native call for a group checks whether a state or parameter changed its type
-                or length; it changes none of its own tensors, but earlier groups are updated by then.
+            OpArgumentError: an option or a tensor of any group does not fit; nothing was changed.
         """
         if self.in_backward and grad_scale is not None:
             raise OpArgumentError(
@@ -166,8 +172,11 @@ class HostOptimizer(NativeOptimizer):
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         """Update all batches; gradients are multiplied by ``factor`` first."""
-        for batch in batches:
-            batch.update(self._option_values(batch.group, batch.op), self._pass(batch.group, factor))
+        arguments = [(self._option_values(each.group, each.op), self._pass(each.group, factor)) for each in batches]
+        for batch, (_, settings) in zip(batches, arguments, strict=True) if len(batches) > 1 else ():
+            batch.call(batch.prepared.check, settings)
+        for batch, (options, settings) in zip(batches, arguments, strict=True):
+            batch.update(options, settings)
             self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:
                 write_zeros(batch.copied)
@@ -229,20 +238,31 @@ class HostOptimizer(NativeOptimizer):
                 as many elements.
 
         Raises:
-            OpArgumentError: a key is not a parameter of this optimizer.
+            OpArgumentError: a key is not a parameter of this optimizer, a tensor does not fit, or its memory is that of
+                another copy, a parameter, a gradient or a state. The copies given before stay.
         """
         known = {id(param) for group in self.param_groups for param in group["params"]}
-        for param in copies:
+        for param, copy in copies.items():
             if id(param) not in known:
                 raise OpArgumentError(
                     f"A tensor of shape {tuple(param.shape)} is not a parameter of this optimizer.",
                     "Pass parameters as keys and the tensors to write as values.",
                 )
-            if sharding_of(copies[param]) != sharding_of(param):
+            if not isinstance(copy, torch.Tensor) or sharding_of(copy) != sharding_of(param):
                 raise OpArgumentError(
                     f"The copy of a parameter of shape {tuple(param.shape)} is not distributed as the parameter is.",
                     "Pass a DTensor of the same mesh and placements for each DTensor.",
                 )
+            check_copy(f"The copy of a parameter of shape {tuple(param.shape)}", local_of(copy), local_of(param))
+        params = [param for group in self.param_groups for param in group["params"]]
+        states = [value for entry in self.state.values() for value in entry.values()]
+        others = [local_of(one) for one in (*params, *(param.grad for param in params), *states) if is_dense(one)]
+        written = enumerate(map(local_of, copies.values()), start=1)
+        if owners_of_shared_memory([*written, *((0, other) for other in others)]):
+            raise OpArgumentError(
+                "A copy shares memory with another copy, a parameter, a gradient or a state.",
+                "Give each copy its own memory, for example by x.clone().",
+            )
         self.copies = dict(copies)
         self._groups.forget()
 

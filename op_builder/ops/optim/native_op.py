@@ -252,6 +252,12 @@ class PreparedList:
             )
         torch.autograd.graph.increment_version((*self._changed, *self._grads) if zero_grads else self._changed)
 
+    def check(self, settings: Any) -> None:
+        """Raise the OpArgumentError that an update of tensors in host memory would raise."""
+        if self._number:
+            with explained():
+                self._op.ops.check_prepared.default(self._number, *settings.settings()[:2], self._op.isa)
+
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
         """Use other gradients from the next update on, which checks them.
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from op_builder.errors import IncompatibleOpError, OpArgumentError
-from op_builder.ops.arguments import step_count
+from op_builder.ops.arguments import is_dense, step_count
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.checks import check_grad, check_param, check_shapes
 from op_builder.ops.optim.native_op import NativeOp
@@ -69,14 +69,15 @@ class NativeStates(Optimizer):
 
     def _step_copy(self, step: Any, param: torch.Tensor) -> torch.Tensor:
         """A copy of a step counter as the op takes it; raises an OpArgumentError if it is not a number."""
-        if not isinstance(step, torch.Tensor) or step.numel() != 1:
+        if not is_dense(step) or step.numel() != 1:
             step = torch.tensor(step_count("A loaded state", step), dtype=torch.float32, device="cpu")
         return self._state_copy(step.reshape(()), param, torch.float32)
 
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
         """Whether the op takes this step counter."""
         types = (torch.float32, torch.float64, torch.int64) if param.is_cpu else (torch.float32,)
-        return isinstance(step, torch.Tensor) and step.device == param.device and step.dtype in types
+        fits = is_dense(step) and step.numel() == 1 and not step.requires_grad
+        return fits and step.device == param.device and step.dtype in types
 
     # Called by PreparedGroups -----------------------------------------------------------------
 

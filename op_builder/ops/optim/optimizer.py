@@ -230,6 +230,13 @@ class NativeOptimizer(NativeStates):
         group = self.param_groups[index]
         if index in self._checked and is_same(list(group.values()), self._checked[index]):
             return
+        missing = [name for name in self.defaults if name not in group and name not in _IGNORED]
+        if missing:
+            raise OpArgumentError(
+                f"Group {index} lacks the option {missing[0]}.",
+                f"Set it, for example by optimizer.param_groups[{index}][{missing[0]!r}] = "
+                f"optimizer.defaults[{missing[0]!r}].",
+            )
         self._check_group(group)
         self._checked.pop(index, None)
         if all(_is_fixed(group[name]) for name in group if name != "params"):  # else its options may change in place

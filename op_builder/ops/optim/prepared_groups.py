@@ -49,6 +49,7 @@ class Batch:
         sharding: how the parameters are distributed if they are DTensors.
         indices: their indices in the group.
         shards: the parameters, or their local shards; the native op gets these, and those of states and gradients.
+        copies: the tensors of ``write_copies()``, or none.
         named: the tensors of their states, by name.
         grads: their gradients; empty between steps unless the lists keep them.
         copied: the gradients of which the op gets a copy, made for each step: those that are not contiguous, and those
@@ -65,6 +66,7 @@ class Batch:
         self.indices: list[int] = []
         self.params: list[torch.Tensor] = []
         self.shards: list[torch.Tensor] = []
+        self.copies: list[torch.Tensor] = []
         self.named: dict[str, list[torch.Tensor]] = {}
         self.grads: list[torch.Tensor] = []
         self.copied: list[torch.Tensor] = []
@@ -284,19 +286,19 @@ class PreparedGroups:
             entries = [StateEntry(owner.state_of(param, batch.group), self._changes) for param in batch.params]
             state.update(zip(batch.params, entries, strict=True))
             batch.named = {name: [local_of(entry[name]) for entry in entries] for name in ("step", *names)}
-            copies = [local_of(owner.copies[param]) for param in batch.params if param in owner.copies]
+            batch.copies = [local_of(owner.copies[param]) for param in batch.params if param in owner.copies]
             own, fitting = batch.local_grads(batch.grads)
             batch.shards = list(map(local_of, batch.params))
             tensors = TensorLists(
                 batch.shards,
                 batch.set_grads(own, fitting, [i for i, grad in enumerate(fitting) if not grad.is_contiguous()]),
                 [batch.named[name] for name in names],
-                copies,
+                batch.copies,
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
             batch.prepared = batch.call(batch.op.prepare, tensors, batch.named["step"])
         if len(batches) > 1:  # within one list the native op checks it
-            _require_apart((batch, chain(batch.shards, *batch.named.values())) for batch in batches)
+            _require_apart((batch, chain(batch.shards, batch.copies, *batch.named.values())) for batch in batches)
         self._batches = batches
         # Also without a gradient: every rank of a mesh must take part in a norm.
         self._shardings = dict.fromkeys(sharding_of(param) for group in groups for param in group["params"])

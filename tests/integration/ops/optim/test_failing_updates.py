@@ -195,3 +195,83 @@ def test_no_change_of_a_model_between_steps_ends_the_process(states: str, count:
     output = output_of("-m", changed_models.__name__, "0", str(count), states)
     assert "'step'" in output, "some steps succeeded"
     assert "OpArgumentError" in output, "some changes were refused"
+
+
+SPOILED: list[Callable[[torch.Tensor], Any]] = [
+    lambda tensor: tensor.untyped_storage().resize_(0),
+    lambda tensor: tensor.set_(torch.zeros(7)),
+    lambda tensor: tensor.set_(torch.zeros_like(tensor, dtype=torch.int16)),
+]
+
+
+@pytest.mark.parametrize("name", ["step", "exp_avg", "param"])
+@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("states", ["float32", "8bit"])
+def test_a_tensor_that_no_longer_fits_leaves_all_groups_unchanged(name: str, spoil: Any, states: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(COUNT)) for _ in range(2)]
+    optimizer = CPUAdam([{"params": [param]} for param in params], states=states)
+    run(optimizer, params, 2)
+    before = params[0].detach().clone()
+    with torch.no_grad():
+        spoiled = params[1] if name == "param" else optimizer.state[params[1]][name]
+        try:
+            spoil(spoiled.data if name == "param" else spoiled)
+            if name == "param":
+                params[1].data = spoiled.data
+        except RuntimeError:
+            pytest.skip("torch refuses this change")
+    set_grads(params[:1], 3)
+    try:
+        optimizer.step()
+    except OpArgumentError:
+        assert torch.equal(params[0], before)
+        assert optimizer.state[params[0]]["step"].item() == 2
+    else:
+        assert not torch.equal(params[0], before)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(1).to_sparse()[0], lambda: torch.ones((), requires_grad=True)])
+def test_a_counter_that_cannot_be_advanced_is_replaced_before_an_update_in_backward(make: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param], in_backward=True)
+    param.sum().backward()
+    optimizer.state[param]["step"] = make()
+    param.sum().backward()
+    assert optimizer.state[param]["step"].item() == 2
+
+
+def test_a_missing_option_is_named() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param])
+    run(optimizer, [param], 1)
+    del optimizer.param_groups[0]["eps"]
+    with pytest.raises(OpArgumentError, match="option eps"):
+        optimizer.step()
+
+
+UNFIT_COPIES: list[Callable[[Any, Any], Any]] = [
+    lambda *_: torch.zeros(5),
+    lambda *_: torch.zeros(4, dtype=torch.float64),
+    lambda *_: torch.zeros(8)[::2],
+    lambda *_: torch.zeros(4, device="meta"),
+    lambda *_: torch.zeros(4).to_sparse(),
+    lambda *_: freed(torch.zeros(4)),
+    lambda *_: "text",
+    lambda param, _: param.detach(),
+    lambda param, _: param.grad,
+    lambda param, optimizer: optimizer.state[param]["exp_avg"],
+]
+
+
+@pytest.mark.parametrize("make", UNFIT_COPIES)
+def test_an_unfit_copy_is_refused_at_once(make: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param])
+    run(optimizer, [param], 1)
+    set_grads([param], 2)
+    copy = torch.zeros(4)
+    optimizer.write_copies({param: copy})
+    with pytest.raises(OpArgumentError, match=r"[Cc]opy"):
+        optimizer.write_copies({param: make(param, optimizer)})
+    optimizer.step()
+    assert torch.equal(copy, param)
