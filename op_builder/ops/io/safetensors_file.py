@@ -48,8 +48,8 @@ def load_safetensors(
     Args:
         path: the file.
         device: where the tensors go.
-        is_mapped: map what the page cache has, instead of copying it. The load is faster and takes no memory of its
-            own, but until the tensors are freed, a program that writes into the file changes their values, and one
+        is_mapped: map what the page cache has, instead of copying it. The load of large tensors is faster, and takes
+            no memory of its own, but until the tensors are freed, a program that writes into the file changes their values, and one
             that truncates it ends this process by a signal (SIGBUS). Changes of the tensors never reach the file.
         progress: called with (bytes done, bytes in all) in this thread; an exception in it ends the call.
 
