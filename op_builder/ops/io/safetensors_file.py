@@ -49,8 +49,9 @@ def load_safetensors(
         path: the file.
         device: where the tensors go.
         is_mapped: map what the page cache has, instead of copying it. The load of large tensors is faster, and takes
-            no memory of its own, but until the tensors are freed, a program that writes into the file changes their values, and one
-            that truncates it ends this process by a signal (SIGBUS). Changes of the tensors never reach the file.
+            no memory of its own, but until the tensors are freed, a program that writes into the file changes their
+            values, and one that truncates it ends this process by a signal (SIGBUS). Changes of the tensors never
+            reach the file.
         progress: called with (bytes done, bytes in all) in this thread; an exception in it ends the call.
 
     Returns:
