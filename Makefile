@@ -44,7 +44,7 @@ $(DEMO_READY): pyproject.toml setup.py build_tools/constraints.txt
 	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' build_tools/constraints.txt > $(CONSTRAINTS))
 	@echo "Installing setuptools and wheel ..."
 	@$(PIP_INSTALL) setuptools wheel
-	@echo "Installing torch (2 GB; 0.2 GB with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), accel-ops$(if $(EXTRAS), with $(EXTRAS)), numpy and matplotlib ..."
+	@echo "Installing torch (2 GB; 0.2 GB with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), accel-ops$(if $(EXTRAS), with $(EXTRAS)) and numpy ..."
 	@$(PIP_INSTALL) -e '.[demo$(if $(EXTRAS),$(comma)$(EXTRAS))]'
 	@touch $@
 
