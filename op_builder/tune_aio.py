@@ -101,9 +101,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="where to write the settings (default: aio_settings.json)")  # fmt: skip
     add("--json", action="store_true", help="print all measurements as one JSON object")
     options = parser.parse_args(arguments)
-    size_bytes = max(1 << 20, options.size or (64 << 20 if options.quick else 1 << 30))
+    size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
+    if size_bytes < 1 << 20:
+        parser.error("--size must be at least 1M")
     _require_places(options.directory, options.output, size_bytes)
     rejected = _async_io().rejected_engines()  # compiles the op at its first use
+    refused = {name: reason for name, reason in rejected.items() if name in (options.engine or rejected)}
     engines = _engines(options.engine, rejected)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     with Console(stderr=True).status("measuring"), bench(options.directory, size_bytes, seconds) as measure:
@@ -119,9 +122,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     if options.json:
         measured = [{**one._asdict(), "settings": one.settings._asdict()} for one in found]
         data = {"best": measured[0], "measured": measured, "size_bytes": size_bytes, "output": str(options.output)}
-        print(json.dumps({**data, "refused_engines": rejected, "refused_settings": failed}, indent=1))
+        print(json.dumps({**data, "refused_engines": refused, "refused_settings": failed}, indent=1))
     else:
-        _print(found, {**rejected, **failed}, options.output)
+        _print(found, {**refused, **failed}, options.output)
     return 0
 
 

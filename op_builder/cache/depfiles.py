@@ -250,10 +250,11 @@ def _other_libraries(opened: Iterable[str], directories: list[str]) -> Iterator[
 
 def _is_thin_archive(name: str) -> bool:
     """Whether it is an archive that only names its members, which no tool lists."""
-    if not os.path.isfile(name):
+    try:
+        with open(name, "rb") as file:
+            return file.read(len(_THIN)) == _THIN
+    except OSError:  # a directory, or a file that was removed meanwhile
         return False
-    with open(name, "rb") as file:
-        return file.read(len(_THIN)) == _THIN
 
 
 def parse_linked(content: bytes) -> list[str]:

@@ -87,11 +87,13 @@ class Lookup:
             raise self._error
         try:
             plan, memo = self.plan_for(None), self.cache.memo
-            found = guarded("tools", lambda: find_toolset(plan, memo))
-            toolset = None if isinstance(found, Failed) else found
-            if isinstance(found, Failed) and env.CXX.raw() is not None:  # the user requested it, and it is not used
-                why, remedy = found.rejection
-                warn_once(logger, f"{why} Existing builds of any compiler are used instead. {remedy}")
+            try:
+                toolset = find_toolset(plan, memo)
+            except AccelError as error:
+                toolset = None
+                if env.CXX.raw() is not None:  # the user requested a compiler that will not be used
+                    text = f"{error.message} Existing builds of any compiler are used instead. {error.remedy}"
+                    warn_once(logger, text)
             return Planned(plan, toolset, plan_key(plan, toolset, memo), Roots.of(plan))
         except AccelError as error:
             self._error = error

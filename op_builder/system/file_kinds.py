@@ -26,6 +26,8 @@ _FORMATS = (
     (0, b"{", "a JSON text", "Download the file itself, or load what it lists, if it is a model's index."),
     (0, bytes(8), "without content: it begins with zeros", "Copy or download it again, completely."),
 )  # the place of the mark, the mark in lower case, the format and what to do
+# C++ sources may begin with these, too.
+_MARKS_OF_TEXTS = (b"{", b"gguf", b"bzh")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MARKS_BYTES = 262
 """How many of a file's first bytes identify its format."""
@@ -51,7 +53,8 @@ def kind_of_file(path: str | Path, *, expected: str = "") -> tuple[str, str] | N
     if expected == "zip" and begin.startswith(b"PK"):
         return None
     is_binary = expected == "text" and (b"\0" in begin or begin.startswith(_UTF_16))
-    return kind_of(begin) or (_BINARY if is_binary else None)
+    is_ambiguous = expected == "text" and begin.lstrip().lower().startswith(_MARKS_OF_TEXTS)
+    return (None if is_ambiguous else kind_of(begin)) or (_BINARY if is_binary else None)
 
 
 def require_no_other_format(path: Path, begin: bytes) -> None:

@@ -109,6 +109,7 @@ class Across:
             gloo._set_default_timeout(timedelta(seconds=timeout_s))
 
     def close(self) -> None:
+        """Release its connections."""
         self._gloo = None  # gloo's shutdown() does nothing; its connections are closed with the last reference
 
     def _run(self, tensor: torch.Tensor, start: Callable[[Any, Tensors], Any]) -> None:

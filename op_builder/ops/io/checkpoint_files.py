@@ -47,7 +47,7 @@ GENERATED = re.compile(r"[0-9a-f]{16}-\d{5,}\.safetensors")
 """The files of ranks; only such files are removed."""
 
 _FORMAT = 1
-_PIECE_BYTES = 8 << 20  # in flight at a time, twice
+_PIECE_BYTES = 8 << 20  # of one read or write
 _REMEDY = (
     "Load an earlier checkpoint, or restore the file from a backup; if nothing else wrote to it, suspect the device."
 )

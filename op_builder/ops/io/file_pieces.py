@@ -74,6 +74,8 @@ class Handles:
             except StorageError:
                 raise
             except AccelError as error:
+                if "engine" in self._settings:  # this one was requested
+                    raise
                 self._rejections.append(error)
                 if self._rejections[0] is error:  # several threads may find it out at once
                     logger.warning("Files are read without async_io, perhaps slowly: %s", error)
@@ -93,9 +95,17 @@ def in_order(work: Callable[[T], object], items: Iterable[T]) -> Generator[T, No
         future.result()
         return item
 
+    def submit(item: T) -> Future[object]:
+        try:
+            return pool.submit(work, item)
+        except RuntimeError:  # the interpreter is ending, or the system refuses threads
+            future: Future[object] = Future()
+            future.set_result(work(item))
+            return future
+
     try:
         for item in items:
-            waiting.append((pool.submit(work, item), item))
+            waiting.append((submit(item), item))
             if len(waiting) > 2 * _THREADS:
                 yield first()
         while waiting:

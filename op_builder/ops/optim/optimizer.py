@@ -230,7 +230,8 @@ class NativeOptimizer(NativeStates):
         group = self.param_groups[index]
         if index in self._checked and is_same(list(group.values()), self._checked[index]):
             return
-        missing = [name for name in self.defaults if name not in group and name not in _IGNORED]
+        needed = {"lr", "betas", "states", *self.NUMBERS, *_SWITCHES} - {*_IGNORED, *_OFF}
+        missing = sorted(needed & self.defaults.keys() - group.keys())
         if missing:
             raise OpArgumentError(
                 f"Group {index} lacks the option {missing[0]}.",

@@ -103,6 +103,14 @@ def test_a_file_that_is_not_what_its_name_promises_is_named(
     assert remedy in caught.value.remedy
 
 
+def test_a_source_that_begins_as_json_does_is_not_called_so(small: SmallBuilder) -> None:
+    (small.directory / "include" / "found.h").write_text("{ undeclared; }\n")
+    (small.directory / "small.cpp").write_text(f'#include "found.h"\n{ENTRY}')
+    with pytest.raises(CompileError, match=r"found\.h") as caught:
+        small.load()
+    assert "JSON" not in caught.value.remedy
+
+
 # Builds ------------------------------------------------------------------------------------------
 
 

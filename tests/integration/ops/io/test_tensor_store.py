@@ -420,6 +420,22 @@ for number in range(30):
     assert len(store) == 31
 
 
+def test_a_thread_that_outlives_the_program_loads(tmp_path: Path) -> None:
+    code = """
+import sys, threading, torch
+from op_builder.ops import TensorStore, load_safetensors
+main = threading.main_thread()
+store = TensorStore(sys.argv[1])
+store.save("x", torch.arange(20_000_000))
+def load():
+    main.join()
+    for found in (store.load("x"), load_safetensors(store.directory / "x.safetensors")["x"]):
+        print(found.equal(torch.arange(20_000_000)))
+threading.Thread(target=load).start()
+"""
+    assert output_of("-c", code, tmp_path).split() == ["True", "True"]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_callbacks_of_futures_may_use_the_store_and_wait(tmp_path: Path, gate: threading.Event, threads: int) -> None:
     found: list[float] = []

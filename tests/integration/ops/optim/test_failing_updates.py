@@ -241,6 +241,15 @@ def test_a_missing_option_is_named() -> None:
         optimizer.step()
 
 
+def test_options_that_an_update_does_not_need_may_be_missing() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param])
+    optimizer.defaults["lookahead_k"] = 5  # as wrappers of optimizers do
+    del optimizer.param_groups[0]["differentiable"]
+    run(optimizer, [param], 1)
+    assert (param < 1).all()
+
+
 UNFIT_COPIES: list[Callable[[Any, Any], Any]] = [
     lambda *_: torch.zeros(5),
     lambda *_: torch.zeros(4, dtype=torch.float64),
