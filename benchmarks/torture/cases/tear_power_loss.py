@@ -1,4 +1,4 @@
-"""power is lost at ten moments of a build: data that was not synced is lost, names remain"""
+"""power is lost at five moments of a build: data that was not synced is lost, names remain"""
 
 from benchmarks.torture import filesystems
 from benchmarks.torture.bench import DAMAGED, Bench, Outcome, worst
@@ -7,4 +7,4 @@ from benchmarks.torture.cases.hang_killed import killed_at
 
 def run(bench: Bench) -> Outcome:
     with filesystems.loses_unsynced(bench.cache) as lose_power:
-        return worst(killed_at(bench, bench.full_or_quick(10, 3), lose_power, DAMAGED))
+        return worst(killed_at(bench, bench.full_or_quick(5, 3), lose_power, DAMAGED))
