@@ -55,7 +55,9 @@ CACHES = (
     JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}", "hits, but see below", True),
     JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "{cache}/torch_extensions", "hits if file times are kept", True),
     JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "{home}/.cache/tvm-ffi", "compiles again", True),
-    JitCache("Triton", "TRITON_CACHE_DIR", "{triton}/.triton/cache", "hits in the old place; moved: compiles again", True),
+    JitCache(
+        "Triton", "TRITON_CACHE_DIR", "{triton}/.triton/cache", "hits in the old place; moved: compiles again", True
+    ),
     JitCache("Numba", "NUMBA_CACHE_DIR", "{cache}/numba", "hits for the same sources at the same path", True),
     JitCache(
         "FlashInfer",
