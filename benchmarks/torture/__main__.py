@@ -10,6 +10,7 @@ or FUSE. A complete run takes more than an hour.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import itertools
 import json
@@ -17,6 +18,7 @@ import os
 import pkgutil
 import platform
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -33,6 +35,7 @@ from benchmarks.torture.contenders import CONTENDERS, Contender, named
 RESULTS = _measure.ROOT / "benchmarks" / "results"
 # The table stands between these lines.
 PAGE, BEGIN, END = RESULTS.parent / "RESULTS.md", "<!-- generated: torture -->", "<!-- end -->"
+MOST_CHARACTERS = 300
 GROUPS = {
     "hang": "Hang",
     "lie": "Lie: is it the op of these sources?",
@@ -76,11 +79,12 @@ def observe(contender: Contender, case: str, is_quick: bool) -> dict[str, Any]:
         outcome: Outcome = importlib.import_module(f"benchmarks.torture.cases.{case}").run(bench)
     except NotApplicable as reason:
         outcome = Outcome(NONE, str(reason))
-    except Exception:  # a fault of the case is a finding, and the other cases go on
-        outcome = Outcome("FAULT OF THE CASE", traceback.format_exc(limit=-2).strip().replace("\n", " | "))
+    except Exception:  # a fault of the case is a finding, and the other cases still run
+        outcome = Outcome("FAULT OF THE CASE", traceback.format_exc(limit=-1).strip().replace("\n", " | "))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     seconds = time.monotonic() - started
+    outcome = dataclasses.replace(outcome, detail=without_places(outcome.detail, bench))
     detail = f" ({outcome.detail})" if outcome.detail else ""
     show_progress(f"{contender.name:26} {case:24} {outcome.word}{detail}  {seconds:.0f} s")
     return {
@@ -90,6 +94,11 @@ def observe(contender: Contender, case: str, is_quick: bool) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "quick": bench.is_shortened,
     }
+
+
+def without_places(text: str, bench: Bench) -> str:
+    """The start of a line of output, without the directories of this machine and this run."""
+    return text.replace(str(bench.root), "BENCH").replace(sys.prefix, "ENVIRONMENT")[:MOST_CHARACTERS]
 
 
 class Record:

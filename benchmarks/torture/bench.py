@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.torture.contenders import Contender, clean_environment
+from op_builder.messages import counted
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ TORN = "TORN"
 CRASH = "CRASH"
 UNSAFE = "UNSAFE"
 NONE = "-"
+# Words of a clear error about a damaged binary.
+DAMAGED = ("damaged", "file too short", "truncated", "corrupt", "checksum")
 BAD = (HANG, STALE, TORN, CRASH, UNSAFE)
 
 
@@ -123,9 +126,10 @@ class Running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def wait(self, timeout_s: float = HANG_S) -> Run:
-        """Wait for its end; kill it after ``timeout_s``."""
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Wait for its end; kill it after ``timeout_s``, which is :data:`HANG_S` if not given."""
         status: int | None
+        timeout_s = HANG_S if timeout_s is None else timeout_s
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -253,7 +257,7 @@ class Bench:
         """The same for a run that has ended."""
         if run.values[:1] != (expected,) or run.status != 0:
             lines = run.output.strip().splitlines() or ["no output"]
-            raise NotApplicable(f"the first load failed: {lines[-1][:200]}")
+            raise NotApplicable(f"the first load failed: {lines[-1]}")
         self._seen.add(expected)
         return run
 
@@ -291,35 +295,33 @@ class Bench:
         if run.status != 0 or not run.values:
             lines = [line for line in run.output.strip().splitlines() if line.strip()] or ["no output"]
             named = next((each for each in lines[-LAST_LINES:] if any(word in each.lower() for word in clear)), None)
-            return Outcome(UNCLEAR if named is None else CLEAR, (named or lines[-1]).strip()[:160])
+            return Outcome(UNCLEAR if named is None else CLEAR, (named or lines[-1]).strip())
         value = run.values[-1]
         if value != expected:
             is_old = value in self._seen or value in run.values[:-1]
             return Outcome(STALE if is_old else TORN, f"{value} instead of {expected}")
         if compiles is False and run.has_built:
-            return Outcome(REBUILT, f"{len(run.compilers)} compiler commands" if run.compilers else "")
+            return Outcome(REBUILT, counted(len(run.compilers), "compiler command") if run.compilers else "")
         return Outcome(RIGHT)
 
-    def judge_trust(self, run: Run, planted: list[Path], clear: tuple[str, ...], detail: str) -> Outcome:
-        """What a run showed that must not use the files ``planted``, which :meth:`forget_reads` has prepared."""
-        outcome = self.judge(run, 1, clear)
-        if outcome.word == RIGHT and not run.has_built and any(path.stat().st_atime_ns for path in planted):
-            return Outcome(UNSAFE, detail)
-        return outcome
-
-    def forget_reads(self, files: list[Path]) -> None:
-        """Set the times of the last reads to 0, so that the next read is seen.
+    def load_untrusted(self, planted: list[Path], clear: tuple[str, ...], detail: str) -> Outcome:
+        """Load, and judge whether the files ``planted`` were used, which must not be: ``detail`` then says so.
 
         Raises:
-            NotApplicable: this file system keeps no such times.
+            NotApplicable: this file system keeps no times of reads.
         """
         probe = self.root / "read"
         probe.write_text("probe")
-        for path in (probe, *files):
+        for path in (probe, *planted):
             os.utime(path, ns=(0, path.stat().st_mtime_ns))
         probe.read_text()
         if probe.stat().st_atime_ns == 0:
             raise NotApplicable("the file system keeps no times of reads")
+        run = self.load()
+        outcome = self.judge(run, 1, clear)
+        if outcome.word == RIGHT and not run.has_built and any(path.stat().st_atime_ns for path in planted):
+            return Outcome(UNSAFE, detail)
+        return outcome
 
     def binaries(self) -> list[Path]:
         """What the contender would load from its cache: libraries, and the compiled objects of Numba and Triton."""

@@ -14,6 +14,13 @@ from benchmarks.torture.bench import HERE, NotApplicable
 from tests.support import fuse
 
 SLOW_FILESYSTEM = Path(fuse.__file__).with_name("slow_filesystem.py")
+CGROUPS = Path("/sys/fs/cgroup")
+# The file of each controller's limit in version 2 and in version 1. The periods of cpu's two are equal, 100 ms.
+LIMITS = {
+    "cpu": ("cpu.max", "cpu.cfs_quota_us"),
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+    "pids": ("pids.max", "pids.max"),
+}
 
 
 @contextlib.contextmanager
@@ -43,10 +50,12 @@ def loses_unsynced(cache: Path) -> Iterator[Callable[[], None]]:
     with served(HERE / "unsynced_filesystem.py", backing, cache) as server:
 
         def lose_power() -> None:
+            lost = backing.with_name("power_lost")
+            lost.unlink(missing_ok=True)
             os.kill(server.pid, 10)  # SIGUSR1
             os.listdir(cache)  # the server's loop wakes up
             deadline = time.monotonic() + 10
-            while not backing.with_name("power_lost").exists():
+            while not lost.exists():
                 if time.monotonic() > deadline:
                     raise NotApplicable("the file system did not lose power")
                 with contextlib.suppress(OSError):
@@ -85,20 +94,24 @@ def read_only(cache: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def control_group(controller: str, file: str, value: int, root: Path) -> Iterator[Path]:
+def control_group(controller: str, value: int, root: Path) -> Iterator[Path]:
     """A control group with one limit: its file ``cgroup.procs``, into which a process writes 0 to enter it."""
+    is_version_2 = (CGROUPS / "cgroup.controllers").exists()
+    limit = LIMITS[controller][0 if is_version_2 else 1]
     with contextlib.ExitStack() as stack:
-        top = Path("/sys/fs/cgroup") / controller
-        if not (top / "cgroup.procs").exists() and not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        top = CGROUPS if is_version_2 else CGROUPS / controller
+        if not (top / "cgroup.procs").exists():
             top = root / f"cgroup-{controller}"
             top.mkdir(exist_ok=True)
             mount("-t", "cgroup", "-o", controller, "none", top)
             stack.callback(subprocess.run, ["umount", "--lazy", top], check=False)
-        elif not (top / "cgroup.procs").exists():
-            top = Path("/sys/fs/cgroup")
         try:
+            if is_version_2:  # only the named controllers have files in the groups below
+                (top / "cgroup.subtree_control").write_text(f"+{controller}")
             group = Path(tempfile.mkdtemp(prefix="torture-", dir=top))
-            (group / file).write_text(str(value))
+            (group / limit).write_text(str(value))
+            if (group / "memory.swap.max").exists():  # else the kernel swaps, and kills nothing
+                (group / "memory.swap.max").write_text("0")
         except OSError as error:
             raise NotApplicable(f"no control group for {controller}: {error}") from None
         stack.callback(remove_group, group)

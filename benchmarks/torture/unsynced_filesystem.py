@@ -29,6 +29,7 @@ class UnsyncedDirectory(mfusepy.Operations):
         for path in Path(self._backing).rglob("*"):
             if path.is_file() and not path.is_symlink() and path.stat().st_ino in self._unsynced:
                 os.truncate(path, 0)
+        self._unsynced.clear()
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)
@@ -108,8 +109,9 @@ def main(backing: str, mountpoint: str) -> None:
         Path(backing).with_name("power_lost").touch()
 
     signal.signal(signal.SIGUSR1, lose_power)
-    # One thread, which Python's signal handlers need; no page cache in between.
-    mfusepy.FUSE(directory, mountpoint, foreground=True, nothreads=True, direct_io=False, kernel_cache=False)
+    # One thread, which Python's signal handlers need; the kernel keeps neither pages nor sizes of files.
+    options = {"direct_io": False, "kernel_cache": False, "attr_timeout": 0}
+    mfusepy.FUSE(directory, mountpoint, foreground=True, nothreads=True, **options)
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def claim(root: Path) -> None:
     home = root / HOME
     make_directory(home, modes(root).directory)
     if not os.path.lexists(home / "CACHEDIR.TAG"):
-        replace_text(home / "CACHEDIR.TAG", _TAG, prefix=_FRESH)
+        replace_text(home / "CACHEDIR.TAG", _TAG, prefix=_FRESH, is_durable=True)
 
 
 def close_to_others(root: Path) -> None:
@@ -234,7 +234,9 @@ def close_to_others(root: Path) -> None:
 
 def sign(root: Path, group: int | None = None) -> None:
     """Write the signature, which may name a group that shares the cache."""
-    replace_text(root / SIGNATURE, TITLE if group is None else f"{TITLE}group {group}\n", prefix=_FRESH)
+    # A cache whose signature is empty after a power cut would be refused.
+    text = TITLE if group is None else f"{TITLE}group {group}\n"
+    replace_text(root / SIGNATURE, text, prefix=_FRESH, is_durable=True)
 
 
 def make_directory(directory: Path, mode: int | None) -> None:

@@ -19,7 +19,7 @@ from op_builder.system.file_contents import file_system_now
 from op_builder.system.file_lock import try_lock
 from op_builder.system.host import this_host
 
-_ALIVE = "alive"
+ALIVE = "alive"
 # A new directory may lack its lock for so long.
 _YOUNG_S = 10.0
 # Where the lock or the process cannot be checked, age decides.
@@ -41,11 +41,11 @@ def new_name(op: str) -> str:
 @contextmanager
 def process_lock(directory: Path) -> Iterator[None]:
     """Hold a lock in a staging directory, which ends with this process however it ends."""
-    fresh = directory / f"{_ALIVE}.new"
+    fresh = directory / f"{ALIVE}.new"
     with fresh.open("w") as file:
         with contextlib.suppress(OSError):
             try_lock(file)
-        fresh.replace(directory / _ALIVE)  # locked before it can be seen
+        fresh.replace(directory / ALIVE)  # locked before it can be seen
         yield
 
 
@@ -94,7 +94,7 @@ def _process_lives(pid: str) -> bool:
 
 def _is_locked(staging: Folder, name: str) -> bool:
     options = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(f"{name}/{_ALIVE}", options, dir_fd=staging.descriptor)
+    descriptor = os.open(f"{name}/{ALIVE}", options, dir_fd=staging.descriptor)
     try:
         return not try_lock(descriptor)
     finally:

@@ -55,7 +55,9 @@ CACHES = (
     JitCache("Inductor", "TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}", "hits, but see below", True),
     JitCache("cpp_extension", "TORCH_EXTENSIONS_DIR", "{cache}/torch_extensions", "hits if file times are kept", True),
     JitCache("tvm-ffi", "TVM_FFI_CACHE_DIR", "{home}/.cache/tvm-ffi", "compiles again", True),
-    JitCache("Triton", "TRITON_CACHE_DIR", "{triton}/.triton/cache", "hits, but names files of the old place", True),
+    JitCache(
+        "Triton", "TRITON_CACHE_DIR", "{triton}/.triton/cache", "hits in the old place; moved: compiles again", True
+    ),
     JitCache("Numba", "NUMBA_CACHE_DIR", "{cache}/numba", "hits for the same sources at the same path", True),
     JitCache(
         "FlashInfer",
@@ -81,6 +83,7 @@ CACHES = (
 _NOTE = (
     "Inductor keeps precompiled headers in its default directory, whatever the variable says, and compiles them again "
     "if they are not there: set TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0, or TMPDIR. "
+    "Without TRITON_CACHE_DIR, Inductor keeps Triton's kernels in its own directory. "
     "Numba's default is __pycache__ next to each source; this directory is for sources in a read-only one. "
     "'*': tried by accel-ops. 'not known': neither tried nor documented. The others: what their documentation says."
 )
@@ -207,7 +210,7 @@ def _row(found: Found) -> dict[str, Any]:
 
 def _print(found: Sequence[Found]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for title in ("cache", "directory", "size", "files", "moved by", "a copy"):
+    for title in ("cache", "directory", "size", "files", "moved by", "copied or moved"):
         table.add_column(title, justify="right" if title in ("size", "files") else "left", overflow="fold")
     for each in found:
         if each.on_network is None:

@@ -10,9 +10,7 @@ import signal
 import site
 import sys
 import threading
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from op_builder import env
 from op_builder.command_line import run_main
@@ -20,7 +18,6 @@ from op_builder.compiles.starts import preloading
 from op_builder.compiles.watching import MODES, Ledger, new_ledger
 from op_builder.integrations.torch_extensions import START_FILE
 from op_builder.system.interpreter import python
-from op_builder.system.ledger import mode_and_file
 
 _OWN_OPTIONS = ("--compiles", "--json")
 # Those that a supervisor sends to end a program or to notify it.
@@ -81,46 +78,42 @@ def _watched(program: Sequence[str], mode: str, json_file: str | None) -> int:
         except OSError as error:
             print(f"--json: {json_file} cannot be written: {error.strerror}.", file=sys.stderr)
             return 2
-    outer = mode_and_file()
-    if outer is None or not os.path.exists(outer[1]):
-        outer, ledger = None, new_ledger()
-    else:  # inside another accel-ops run, or a program that watches itself: its ledger has these starts, too
-        ledger = Ledger(Path(outer[1]), time.monotonic())
-        mode = "raise" if outer[0] == "raise" else mode
+    with new_ledger() as ledger:
+        # A run inside another one, or in a program that watches itself, allows nothing that is forbidden there.
+        return _run_in(ledger, words, "raise" if ledger.outer_mode == "raise" else mode, json_file)
+
+
+def _run_in(ledger: Ledger, words: list[str], mode: str, json_file: str | None) -> int:
     ended = threading.Event()
     follower = threading.Thread(target=ledger.follow, args=(ended, _print), daemon=True)
     try:
+        child = _start(words, mode, ledger)
+    except OSError as error:
+        print(f"{words[0]} cannot be started: {error.strerror}.", file=sys.stderr)
+        return 127
+    if mode == "warn":
+        follower.start()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = status if status >= 0 else 128 - status  # as shells report a signal
+    ended.set()
+    if mode == "warn":
+        follower.join()
+    # Those that a part of the program with a mode of its own has let through count, too.
+    forbidden = ledger.compiled() if mode == "raise" else []
+    status = status or int(bool(forbidden))
+    print(f"\n{ledger.table()}", file=sys.stderr)
+    if forbidden:
+        first = forbidden[0]
+        stack = "".join(f"\n  {frame}" for frame in first.stack.splitlines())
+        name = "The first refused compiler" if first.is_refused else "The first compiler"
+        print(f"\n{name}: {' '.join(first.command)}{stack}", file=sys.stderr)
+    if json_file is not None:
         try:
-            child = _start(words, mode, ledger)
+            ledger.write_json(json_file, program=words, mode=mode, exit_status=status)
         except OSError as error:
-            print(f"{words[0]} cannot be started: {error.strerror}.", file=sys.stderr)
-            return 127
-        if mode == "warn":
-            follower.start()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        status = status if status >= 0 else 128 - status  # as shells report a signal
-        ended.set()
-        if mode == "warn":
-            follower.join()
-        # Those that a part of the program with a mode of its own has let through count, too.
-        forbidden = ledger.compiled() if mode == "raise" else []
-        status = status or int(bool(forbidden))
-        print(f"\n{ledger.table()}", file=sys.stderr)
-        if forbidden:
-            first = forbidden[0]
-            stack = "".join(f"\n  {frame}" for frame in first.stack.splitlines())
-            name = "The first refused compiler" if first.is_refused else "The first compiler"
-            print(f"\n{name}: {' '.join(first.command)}{stack}", file=sys.stderr)
-        if json_file is not None:
-            try:
-                ledger.write_json(json_file, program=words, mode=mode, exit_status=status)
-            except OSError as error:
-                print(f"--json: {json_file} cannot be written: {error.strerror}.", file=sys.stderr)
-                status = status or 2
-        return status
-    finally:
-        if outer is None:
-            ledger.remove()
+            print(f"--json: {json_file} cannot be written: {error.strerror}.", file=sys.stderr)
+            status = status or 2
+    return status
 
 
 def _is_command(word: str) -> bool:

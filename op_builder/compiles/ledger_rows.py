@@ -115,9 +115,11 @@ class _Ask:
         return self.number == other.number and self.time - self.seconds <= other.time <= self.time
 
     def is_of(self, process: _Process) -> bool:
-        """Whether it started this program: with equal words; those of a script follow its interpreter's."""
-        count = len(self.words)
-        return process.words[-count:] == self.words or (count > 1 and process.words[1 - count :] == self.words[1:])
+        """Whether it started this program: with equal words after the first; a script's follow its interpreter's."""
+        tail = process.words[-len(self.words) :]
+        if len(tail) > 1:
+            return tail[1:] == self.words[1:]
+        return [*map(os.path.basename, tail)] == [*map(os.path.basename, self.words)]
 
 
 def _seconds(microseconds: str) -> float:
@@ -189,6 +191,11 @@ class Reader:
         found += [_of_ask(ask, running.get(ask.number), missed) for ask in lost if not is_part(ask)]
         found += [_of_kernel(ask, running.get(ask.number)) for ask in kernels]
         return sorted(found, key=lambda start: start.started)
+
+    def unwatched(self, since: float) -> list[str]:
+        """Files of programs that Python started since then, and that did not note their start; without compilers."""
+        lost = [ask for of_one in self._asks.values() for ask in of_one if not ask.verdict and ask.time >= since]
+        return [ask.file for ask in sorted(lost, key=lambda ask: ask.time)]
 
 
 def _is_outermost(process: _Process) -> bool:

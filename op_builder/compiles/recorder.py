@@ -5,38 +5,71 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import sys
 import tempfile
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from op_builder.cache.staging import ALIVE, process_lock
 from op_builder.compiles.compilers import BEFORE_ARGUMENT, COMPILERS, NOT_COMPILING, QUESTIONS, SUBCOMMANDS
 from op_builder.compiles.starts import RECORDER
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.errors import AccelError
 from op_builder.paths import native_root
+from op_builder.system.file_lock import try_lock
 from op_builder.system.ledger import MOST_BYTES, MOST_LAST_WORDS
 
 logger = logging.getLogger(__name__)
 
+_PREFIX = "accel-compiles-"
+_YOUNG_S = 60.0  # a new directory may lack its lock for less
 
-def new_ledger() -> Path:
-    """The file of a new, empty ledger, in a directory of its own with the recorder, if there is one."""
-    directory = Path(tempfile.mkdtemp(prefix="accel-compiles-"))
+
+@contextmanager
+def ledger_file() -> Iterator[Path]:
+    """The file of a new, empty ledger, in a directory of its own with the recorder, if there is one.
+
+    It is removed at the end, but not by a forked child. The recorder stays while a process has it, such as a daemon,
+    whose children load it, too. What then remains, or remains of a killed program, is removed by the next ledger.
+    """
+    _remove_abandoned()
+    directory, process = Path(tempfile.mkdtemp(prefix=_PREFIX)), os.getpid()
+    with process_lock(directory):
+        file = directory / "ledger"
+        file.touch(mode=0o600)
+        try:
+            _add_recorder(directory)
+        except (AccelError, OSError) as error:
+            logger.warning("Only compilers that Python starts directly are seen, without their times: %s", error)
+        try:
+            yield file
+        finally:
+            if os.getpid() == process:
+                file.unlink(missing_ok=True)
+                if not _is_mapped(directory / RECORDER):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove this user's ledgers whose programs have ended, and whose recorders no process has."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            status = directory.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            is_new = time.time() - status.st_mtime < _YOUNG_S
+            if is_own and not is_new and not _is_locked(directory / ALIVE) and not _is_mapped(directory / RECORDER):
+                shutil.rmtree(directory)
+
+
+def _is_locked(file: Path) -> bool:
     try:
-        _add_recorder(directory)
-    except (AccelError, OSError) as error:
-        logger.warning("Only compilers that Python starts directly are seen, without their times: %s", error)
-    file = directory / "ledger"
-    file.touch(mode=0o600)
-    return file
-
-
-def remove_ledger(file: Path) -> None:
-    """Remove a ledger. The recorder stays while a process has it, such as a daemon, whose children load it, too."""
-    file.unlink(missing_ok=True)
-    if not _is_mapped(file.parent / RECORDER):
-        shutil.rmtree(file.parent, ignore_errors=True)
+        with file.open() as opened:
+            return not try_lock(opened)
+    except FileNotFoundError:  # it was killed before it had the lock
+        return False
 
 
 def _is_mapped(library: Path) -> bool:

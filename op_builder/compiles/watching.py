@@ -16,6 +16,7 @@ from typing import Any
 from op_builder import env
 from op_builder.compiles import hooks, recorder, render
 from op_builder.compiles.ledger_rows import Reader, Start
+from op_builder.compiles.starts import RECORDER
 from op_builder.errors import ArgumentError, CompilerRefused
 from op_builder.system.ledger import REFUSED_REMEDY, mode_and_file
 
@@ -32,27 +33,33 @@ class Ledger:
     Args:
         file: the ledger's file.
         since: on the clock of ``time.monotonic()``.
+        outer_mode: of the program or block that watches this process already; empty if the ledger is a new one.
     """
 
-    def __init__(self, file: Path, since: float) -> None:
-        self.file, self.since = file, since
-        self._last: list[Start] | None = None
+    def __init__(self, file: Path, since: float, outer_mode: str = "") -> None:
+        self.file, self.since, self.outer_mode = file, since, outer_mode
+        self._last: tuple[list[Start], list[str]] | None = None
 
     def close(self) -> None:
         """Note nothing more; what was noted can still be read."""
-        self._last = self.starts()
+        self._last = self._read()
 
-    def remove(self) -> None:
-        """Remove its file."""
-        recorder.remove_ledger(self.file)
-
-    def starts(self) -> list[Start]:
-        """All compilers by time, those included that only preprocessed or answered a question."""
+    def _read(self) -> tuple[list[Start], list[str]]:
         if self._last is not None:
             return self._last
         reader = Reader(self.file)
         reader.read()
-        return [start for start in reader.starts() if start.started >= self.since]
+        has_recorder = self.file.with_name(RECORDER).exists()
+        starts = [start for start in reader.starts() if start.started >= self.since]
+        return starts, reader.unwatched(self.since) if has_recorder else []
+
+    def starts(self) -> list[Start]:
+        """All compilers by time, those included that only preprocessed or answered a question."""
+        return self._read()[0]
+
+    def unwatched(self) -> list[str]:
+        """Programs that Python started, and that did not load the recorder: what they started is not known."""
+        return self._read()[1]
 
     def compiled(self) -> list[Start]:
         """Those that compiled or linked, or were about to."""
@@ -60,11 +67,11 @@ class Ledger:
 
     def table(self) -> str:
         """For people."""
-        return render.table(self.starts(), self.since)
+        return render.table(self.starts(), self.since, self.unwatched())
 
     def as_dict(self) -> dict[str, Any]:
         """For programs; docs/what_compiles.md explains it."""
-        return render.as_dict(self.starts(), self.since)
+        return render.as_dict(self.starts(), self.since, self.unwatched())
 
     def write_json(self, file: str | os.PathLike[str], **facts: object) -> None:
         """Write :meth:`as_dict` and ``facts`` to a file."""
@@ -89,9 +96,15 @@ class Ledger:
                     note(render.line(start))
 
 
-def new_ledger() -> Ledger:
-    """An empty one, for :func:`watched` and ``accel-ops run``."""
-    return Ledger(recorder.new_ledger(), time.monotonic())
+@contextmanager
+def new_ledger() -> Iterator[Ledger]:
+    """What is noted from here on: in the ledger that this process has already, or in one that is removed at the end."""
+    kept = mode_and_file()
+    if kept is not None and os.path.exists(kept[1]):
+        yield Ledger(Path(kept[1]), time.monotonic(), outer_mode=kept[0])
+    else:
+        with recorder.ledger_file() as file:
+            yield Ledger(file, time.monotonic())
 
 
 def watch(mode: str = "warn") -> Ledger:
@@ -136,33 +149,30 @@ def watched(mode: str = "report") -> Iterator[Ledger]:
     if mode not in MODES:
         raise ArgumentError(f"The mode is {mode!r}.", f"Use one of {', '.join(MODES)}.")
     outer, preloaded = env.ACCEL_COMPILES.raw(), env.LD_PRELOAD.raw()
-    kept = mode_and_file()
-    ledger = Ledger(Path(kept[1]), time.monotonic()) if kept is not None else new_ledger()
     process = os.getpid()
     ended = threading.Event()
-    follower = threading.Thread(target=ledger.follow, args=(ended, logger.warning), daemon=True)
-    try:
-        env.set_for_libraries({env.ACCEL_COMPILES.name: f"{mode}:{ledger.file}"})
-        hooks.note()
-        if mode == "warn":
-            follower.start()
+    with new_ledger() as ledger:
+        follower = threading.Thread(target=ledger.follow, args=(ended, logger.warning), daemon=True)
         try:
-            yield ledger
-        except CompilerRefused:
-            raise
-        except Exception as error:  # perhaps of a build whose compiler was refused
-            _require_none_refused(ledger, mode, error)
-            raise
-        _require_none_refused(ledger, mode, None)
-    finally:
-        env.set_for_libraries({env.ACCEL_COMPILES.name: outer, env.LD_PRELOAD.name: preloaded})
-        if os.getpid() == process:  # not a child that was forked in the block
-            ended.set()
-            if follower.is_alive():
-                follower.join()
-            ledger.close()
-            if kept is None:
-                ledger.remove()
+            env.set_for_libraries({env.ACCEL_COMPILES.name: f"{mode}:{ledger.file}"})
+            hooks.note()
+            if mode == "warn":
+                follower.start()
+            try:
+                yield ledger
+            except CompilerRefused:
+                raise
+            except Exception as error:  # perhaps of a build whose compiler was refused
+                _require_none_refused(ledger, mode, error)
+                raise
+            _require_none_refused(ledger, mode, None)
+        finally:
+            env.set_for_libraries({env.ACCEL_COMPILES.name: outer, env.LD_PRELOAD.name: preloaded})
+            if os.getpid() == process:  # not a child that was forked in the block
+                ended.set()
+                if follower.is_alive():
+                    follower.join()
+                ledger.close()
 
 
 def _require_none_refused(ledger: Ledger, mode: str, cause: Exception | None) -> None:

@@ -107,17 +107,21 @@ def file_system_now(directory: Path) -> float:
     return time.time()
 
 
-def replace_text(path: Path, text: str, *, prefix: str) -> None:
+def replace_text(path: Path, text: str, *, prefix: str, is_durable: bool = False) -> None:
     """Replace a file atomically by one that all users may read.
 
     Args:
         prefix: of the temporary file's name, which a killed process leaves behind.
+        is_durable: whether the text outlives a power cut (``fsync``). Without it, a power cut may leave an empty file.
     """
     handle, staged = tempfile.mkstemp(dir=path.parent, prefix=prefix)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             os.fchmod(handle, 0o644)
             file.write(text)
+            if is_durable:
+                file.flush()
+                os.fsync(handle)
         os.replace(staged, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -2,12 +2,17 @@
 
 import signal
 import time
+from collections.abc import Callable
 
 from benchmarks.torture.bench import HANG, Bench, Outcome, worst
 
 
 def run(bench: Bench) -> Outcome:
-    points = bench.full_or_quick(10, 3)
+    return worst(killed_at(bench, bench.full_or_quick(10, 3), lambda: None))
+
+
+def killed_at(bench: Bench, points: int, then: Callable[[], None], clear: tuple[str, ...] = ()) -> list[Outcome]:
+    """Kill a build at moments from its start to its end; after each, call ``then`` and load."""
     bench.slow_compilers(1)
     started = time.monotonic()
     whole = bench.start_until_compiling()
@@ -26,7 +31,8 @@ def run(bench: Bench) -> Outcome:
             time.sleep(share * seconds)
         killed.signal(signal.SIGKILL)
         killed.wait()
-        outcomes.append(bench.judge(bench.load(), 2))
+        then()
+        outcomes.append(bench.judge(bench.load(), 2, clear))
         if outcomes[-1].word == HANG:  # one is enough, and takes a minute
             break
-    return worst(outcomes)
+    return outcomes

@@ -14,7 +14,7 @@ def run(bench: Bench) -> Outcome:
     for number in range(7):
         text = f"#include <iostream>\n#include <regex>\nint part{number}() {{ return {number}; }}\n"
         (bench.sources / f"part{number}.cpp").write_text(text)
-    with filesystems.control_group("cpu", "cpu.cfs_quota_us", PERIOD_US, bench.root) as group:
+    with filesystems.control_group("cpu", PERIOD_US, bench.root) as group:
         running = bench.start(group=group)
         at_once = before = 0
         while running.is_running():

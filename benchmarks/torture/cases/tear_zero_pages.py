@@ -1,11 +1,11 @@
 """power is lost right after a build: data that was not synced is lost, names remain"""
 
 from benchmarks.torture import filesystems
-from benchmarks.torture.bench import Bench, Outcome
+from benchmarks.torture.bench import DAMAGED, Bench, Outcome
 
 
 def run(bench: Bench) -> Outcome:
     with filesystems.loses_unsynced(bench.cache) as lose_power:
         bench.prepare()
         lose_power()
-        return bench.judge(bench.load(), 1, clear=("damaged", "file too short", "truncated", "corrupt", "checksum"))
+        return bench.judge(bench.load(), 1, clear=DAMAGED)

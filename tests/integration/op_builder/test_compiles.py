@@ -158,11 +158,9 @@ def test_long_commands_that_are_no_compilers_are_kept_in_part() -> None:
 
 def test_a_full_disk_changes_neither_programs_nor_their_status() -> None:
     Path("program.py").write_text(f"import subprocess; subprocess.run({COMMAND!r}, check=True); raise SystemExit(3)")
-    made = new_ledger()
-    variables = {"ACCEL_COMPILES": "report:/dev/full", **preloading(str(made.file))}
-    done = python("program.py", **variables)
+    with new_ledger() as made:
+        done = python("program.py", ACCEL_COMPILES="report:/dev/full", **preloading(str(made.file)))
     assert (done.returncode, done.stderr) == (3, "")
-    shutil.rmtree(made.file.parent)
 
 
 def test_a_recorder_stays_while_a_daemon_has_it_and_does_not_need_the_cache(place: Path) -> None:
@@ -178,12 +176,55 @@ subprocess.run(["sleep", "0"])
     with env.scope(ACCEL_CACHE_DIR=str(place / "cache"), TMPDIR=str(place)), open("pipe", "rb+", 0) as pipe:
         done = run("report", "program.py")
         assert "preload" not in done.stderr
-        assert list(place.glob("accel-compiles-*/*"))
+        (left,) = place.glob("accel-compiles-*")
+        os.utime(left, (0, 0))
+        assert run("report", "-c", "1").returncode == 0
+        assert list(left.iterdir())
         pipe.write(b"go\n")
     with env.scope(TMPDIR=str(place)):
-        shutil.rmtree(next(place.glob("accel-compiles-*")))
-        assert run("report", "-c", "1").returncode == 0
+        wait_until(lambda: run("report", "-c", "1").returncode == 0 and not list(place.glob("accel-compiles-*")))
+
+
+def test_what_a_killed_run_leaves_is_removed_by_the_next_one(place: Path) -> None:
+    with env.scope(TMPDIR=str(place), PYTHONPATH=str(ROOT)):
+        command = [sys.executable, *command_of("report", "-c", "import sys; print(flush=True); sys.stdin.read()")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            (left,) = place.glob("accel-compiles-*")
+            os.utime(left, (0, 0))
+            assert run("report", "-c", "1").returncode == 0
+            assert (left / "ledger").exists()  # it is in use
+            process.kill()
+        wait_until(lambda: run("report", "-c", "1").returncode == 0 and not left.exists())
     assert not list(place.glob("accel-compiles-*"))
+
+
+def test_a_program_that_cannot_be_watched_is_named() -> None:
+    assert compiled("import subprocess; subprocess.run(['sh', '-c', 'gcc -c a.c'], env={'PATH': '/usr/bin'})") == []
+    (name,) = ledger()["unwatched"]
+    assert name == os.path.realpath(require_program("sh"))
+
+
+def test_scripts_by_any_name_are_watched(place: Path) -> None:
+    program(place / "bin" / "my_script", "exec env true")
+    text = """
+import os, subprocess
+os.environ["PATH"] += ":bin"
+for words in (["my_script"], ["bin/my_script"], ["./bin/my_script", "a", "b"]):
+    subprocess.run(words, check=True)
+os.system("my_script")
+"""
+    assert compiled(text) == []
+    assert ledger()["unwatched"] == []
+
+
+def test_unknown_times_are_dashes() -> None:
+    Path("program.py").write_text(START.format(shutil=None, body="subprocess.run(command, env={'PATH': '/usr/bin'})"))
+    done = run("report", "program.py")
+    assert "1 compiler compiled: -, CPU - (no cache 1)." in done.stderr
+    assert "      -       -  no cache       a.c" in done.stderr
+    assert (ledger()["seconds"], ledger()["cpu_seconds"]) == (None, None)
 
 
 def test_damaged_records_are_left_out() -> None:
@@ -236,13 +277,13 @@ OTHERS = [
 
 @pytest.mark.parametrize("command", [*COMPILING, *OTHERS])
 def test_python_and_the_recorder_agree_on_what_compiles(place: Path, command: str) -> None:
-    made, (name, *words) = new_ledger(), command.split()
+    name, *words = command.split()
     file = shutil.copy(require_program("true"), place / name)
-    variables = {"ACCEL_COMPILES": f"raise:{made.file}", **preloading(str(made.file))}
-    done = subprocess.run([file, *words], env=env.child_environment(**variables), capture_output=True, check=False)
+    with new_ledger() as made:
+        environment = env.child_environment(ACCEL_COMPILES=f"raise:{made.file}", **preloading(str(made.file)))
+        done = subprocess.run([file, *words], env=environment, capture_output=True, check=False)
     expected = command in COMPILING
     assert (is_compiler(name) and is_compiling([name, *words]), done.returncode) == (expected, int(expected))
-    shutil.rmtree(made.file.parent)
 
 
 def test_raise_fails_at_the_place_with_the_stack_and_the_status() -> None:
@@ -253,6 +294,7 @@ def test_raise_fails_at_the_place_with_the_stack_and_the_status() -> None:
     assert "program.py:6 in work" in done.stderr.partition("The first refused compiler: gcc -c a.c")[2]
     assert not Path("a.o").exists()
     assert (ledger()["exit_status"], [row["is_refused"] for row in ledger()["compiled"]]) == (1, [True])
+    assert ledger()["seconds"] == 0
 
 
 @pytest.mark.parametrize("way", ["shell", "grandchild", "system"])

@@ -114,6 +114,24 @@ def abandoned(cache: Cache, owner: str, age_s: float = 60) -> Path:
     return directory
 
 
+def test_a_new_cache_is_usable_after_a_power_cut(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, synced = os.fsync, set()
+
+    def note(descriptor: int) -> None:
+        honest(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", note)
+    entry = publish(cache)
+    for path in cache.root.rglob("*"):  # names remain, data that was not synced is lost
+        if path.is_file() and path.stat().st_ino not in synced:
+            os.truncate(path, 0)
+    after = Cache(cache.root)
+    assert find(after) == entry
+    publish(after, flags="-O0")
+    assert find(after, flags="-O0") is not None
+
+
 def test_what_a_killed_build_left_is_swept_by_the_next(cache: Cache) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
