@@ -65,11 +65,13 @@ class Contender:
 
 
 COMMON = "requests urllib3 certifi charset-normalizer idna"
-FLASHINFER = f"--no-deps flashinfer-python==0.7.4 nvidia-ml-py tabulate einops click {COMMON}"
-# With what its modules import: all of its requirements would bring CUDA builds of torch.
+# Without their requirements, which would bring CUDA builds of torch, but with what their modules import.
 AIOHTTP = "aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl"
-SGLANG_IMPORTS = f"orjson pybase64 starlette anyio msgspec pyzmq ipython traitlets tqdm pydantic pydantic-core {AIOHTTP}"
-SGLANG = f"--no-deps sglang==0.5.23 triton==3.9.0 typing-inspection {SGLANG_IMPORTS} {COMMON}"
+FLASHINFER = f"--no-deps flashinfer-python==0.7.4 nvidia-ml-py tabulate einops click tqdm {COMMON}"
+SGLANG = (
+    "--no-deps sglang==0.5.23 triton==3.9.0 orjson pybase64 starlette anyio msgspec pyzmq ipython traitlets tqdm "
+    f"pydantic pydantic-core typing-inspection {AIOHTTP} {COMMON}"
+)
 # ``accel-ops run`` sets this variable for the program; cases with an interpreter of their own start without it.
 RUN = (("ACCEL_CPP_EXTENSION", "1"),)
 OURS = {"distribution": "accel-ops", "cache_variable": "ACCEL_CACHE_DIR", "is_ours": True}
