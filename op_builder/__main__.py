@@ -24,7 +24,7 @@ _COMMANDS = {
         "op_builder.report.doctor", "list what does not work here, or where a library or wheel can load"
     ),
     "build": _Command("op_builder.build", "compile ops ahead of time, into the cache"),
-    "cache": _Command("op_builder.cache.__main__", "list, verify, prune, export and import built ops"),
+    "cache": _Command("op_builder.commands.cache", "list, verify, prune, export and import built ops"),
     "new": _Command("op_builder.commands.new", "create a package with a native op of your own"),
     "tune-aio": _Command("op_builder.tune_aio", "find the fastest async_io settings for a disk"),
     "env": _Command("op_builder.commands.compiler_env", "print settings for torch.compile with ziglang"),

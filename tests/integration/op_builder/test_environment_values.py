@@ -9,7 +9,7 @@ import pytest
 
 from op_builder import env
 from op_builder.build import main as build
-from op_builder.cache.__main__ import main as cache_command
+from op_builder.commands.cache import main as cache_command
 from op_builder.errors import AccelError
 from op_builder.report.__main__ import main as report
 from tests.support.small_ops import SmallBuilder

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.cache.__main__ import main
 from op_builder.cache.manifest import MANIFEST
 from op_builder.cache.store import Cache, Entry
+from op_builder.commands.cache import main
 from op_builder.engine import Binding, Recipe, build_library
 from op_builder.plan import ForeignLibrary
 from op_builder.system.file_contents import content_sha256

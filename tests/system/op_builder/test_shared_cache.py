@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from op_builder.cache.__main__ import main
+from op_builder.commands.cache import main
 from tests.support.users import STRANGER, interpreter_of_all, place_for_all, run_as
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ from accelerator import get_accelerator
 print(get_accelerator().create_op_builder("PinMemoryBuilder").load().pin_memory(torch.ones(3)).tolist())
 """
 REBUILD = """
-from op_builder.cache.__main__ import main
+from op_builder.commands.cache import main
 raise SystemExit(main(["verify", "--rebuild"]))
 """
 RESULT = "[1.0, 1.0, 1.0]\n"

@@ -16,11 +16,11 @@ import xxhash
 from torch.distributed import HashStore
 
 from accelerator.launch.output import Failure
-from op_builder.cache.__main__ import main
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.key import Header, PlanKey, Roots, SystemHeaders
 from op_builder.cache.manifest import MANIFEST, Manifest
 from op_builder.cache.store import Cache
+from op_builder.commands.cache import main
 from op_builder.errors import CommunicationError, DamagedTensorError
 from op_builder.load import prebuilt
 from op_builder.load.prebuilt import read_index

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.cache.__main__ import main
 from op_builder.cache.bundle import differences_here
 from op_builder.cache.store import Cache, Manifest
+from op_builder.commands.cache import main
 from tests.support.compilers import needs_gxx
 from tests.support.entries import publish
 from tests.support.small_ops import SmallBuilder, added, copied

@@ -13,11 +13,11 @@ import pytest
 
 from op_builder import env, messages
 from op_builder.cache import ownership
-from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, sweep_small, usages
 from op_builder.cache.failures import cache_error
 from op_builder.cache.layout import GENERATED, HOME
 from op_builder.cache.store import MANIFEST, Cache
+from op_builder.commands.cache import main
 from op_builder.errors import CacheError, EnvironmentValueError
 from op_builder.ops.io.tensor_store_files import StoreFiles
 from tests.support.entries import find, publish, set_used
@@ -287,7 +287,7 @@ def test_entries_of_another_format_are_kept_apart_listed_and_cleared(
 
 
 LOOK = """
-from op_builder.cache.__main__ import main
+from op_builder.commands.cache import main
 for command in (["list"], ["verify"], ["clear"], ["prune", "--unused"], ["info", "small"]):
     assert main(command) == 2
 """
@@ -302,7 +302,7 @@ def test_a_cache_that_cannot_be_read_is_no_empty_one() -> None:
 
 
 MAKE = """
-from op_builder.cache.__main__ import main
+from op_builder.commands.cache import main
 from op_builder.cache.store import Cache
 from tests.support.entries import publish
 import os

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from op_builder.cache.__main__ import main
 from op_builder.cache.bundle import BundleError, import_bundle
 from op_builder.cache.key import platform_name
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Cache
+from op_builder.commands.cache import main
 from op_builder.system.records import encode
 from tests.support import entries
 from tests.support.mutations import damaged, hostile

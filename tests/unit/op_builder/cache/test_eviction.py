@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from op_builder import env
-from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, usages
 from op_builder.cache.key import unlisted
 from op_builder.cache.store import MANIFEST, Cache
+from op_builder.commands.cache import main
 from op_builder.system.host import this_host
 from tests.support.entries import publish, set_used
 
