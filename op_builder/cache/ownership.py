@@ -12,6 +12,8 @@ later means another file, and debuggers and profilers would not find it.
 import contextlib
 import os
 import stat
+from collections.abc import Callable
+from functools import cache, partial
 
 from op_builder import env
 from op_builder.errors import CacheError
@@ -32,12 +34,12 @@ def unusable(root: object, rejection: Rejection) -> CacheError:
 
 def ownership_rejection(root: str, *names: str) -> Rejection | None:
     """Why ``root`` or a directory below it, ``root/names[0]/...``, is not trusted; None if each is, or is missing."""
-    place = root
+    place, group = root, cache(partial(signed_group, root))  # read at most once, and only if a file needs it
     try:
         status = os.stat(root)
         # The owners of the root and of a link to it must be trusted in a shared cache, too.
         rejection = _owner_rejection(root, status) or _owner_rejection(root, os.lstat(root))
-        rejection = rejection or _rejection(root, root, status)
+        rejection = rejection or _rejection(group, root, status)
         for name in names:
             if rejection is not None:
                 return rejection
@@ -45,7 +47,7 @@ def ownership_rejection(root: str, *names: str) -> Rejection | None:
             status = os.lstat(place)
             if not stat.S_ISDIR(status.st_mode):
                 return Rejection(f"{place} is not a directory but a link or a file.", f"Remove {place}.")
-            rejection = _rejection(root, place, status)
+            rejection = _rejection(group, place, status)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -60,12 +62,13 @@ def ownership_rejection_below(root: str, directory: str) -> Rejection | None:
     For files that other programs create with the modes that the umask leaves. Where only the owner may enter the root,
     everything below it is trusted.
     """
+    group = cache(partial(signed_group, root))
     with contextlib.suppress(OSError):
         if os.stat(root).st_mode & _ENTERED_BY_OTHERS:
             for place, names, files in os.walk(directory):
                 for path in (f"{place}/{name}" for name in (*names, *files)):
                     with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                        if (rejection := _rejection(root, path, os.lstat(path))) is not None:
+                        if (rejection := _rejection(group, path, os.lstat(path))) is not None:
                             return rejection
     return None
 
@@ -82,7 +85,7 @@ def open_file(root: str, path: str) -> int | Rejection:
     if not stat.S_ISREG(status.st_mode):
         rejection = Rejection(f"{path} is not a regular file.", f"Remove {path}.")
     else:
-        rejection = _rejection(root, path, status)
+        rejection = _rejection(partial(signed_group, root), path, status)
     if rejection is None:
         return descriptor
     os.close(descriptor)
@@ -116,10 +119,14 @@ def signature(root: str) -> str | None:
     return text if text.startswith(TITLE) else None
 
 
-def _rejection(root: str, place: str, status: os.stat_result) -> Rejection | None:
-    """Why a file or directory of the cache at ``root`` is not trusted: its owner, or others may write to it."""
+def _rejection(group: Callable[[], int | None], place: str, status: os.stat_result) -> Rejection | None:
+    """Why a file or directory of a cache is not trusted: its owner, or others may write to it.
+
+    Args:
+        group: returns the group that shares the cache.
+    """
     owner, writers = _owner_rejection(place, status), status.st_mode & _WRITABLE_BY_OTHERS
-    if (owner is not None or writers) and status.st_gid == signed_group(root):
+    if (owner is not None or writers) and status.st_gid == group():
         owner, writers = None, status.st_mode & _WRITABLE_BY_ALL
     if owner is not None or not writers:
         return owner

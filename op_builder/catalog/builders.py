@@ -49,7 +49,7 @@ class DeclaredBuilder(OpBuilder):
         return self.SPEC.load_checks(self.cache)
 
     def spec(self) -> OpSpec:
-        if self._is_declared:
+        if "SPEC" in vars(type(self)):  # the class of the declaration, and not one that extends it
             return self.SPEC
         spec = super().spec()
         if self.sources() or self.source_texts():
@@ -65,7 +65,7 @@ class DeclaredBuilder(OpBuilder):
         return recipe._replace(libraries=self.SPEC.libraries())  # which no method of a builder gives
 
     def plan_for(self, facts: PlanFacts) -> BuildPlan:
-        return self.SPEC.plan(facts) if self._is_declared else super().plan_for(facts)
+        return self.SPEC.plan(facts) if "SPEC" in vars(type(self)) else super().plan_for(facts)
 
     def plan_checks(self, cache: Cache, make_plan: Callable[[], BuildPlan]) -> list[CheckOutcome]:
         has_own_sources = self.SPEC.recipe is None and bool(self.sources() or self.source_texts())
@@ -74,11 +74,6 @@ class DeclaredBuilder(OpBuilder):
     @property
     def _recipe(self) -> Recipe:
         return self.SPEC.recipe or Recipe(self.NAME, self.BINDING, ())
-
-    @property
-    def _is_declared(self) -> bool:
-        """Whether it is the class of the declaration, and not one that extends it."""
-        return "SPEC" in vars(type(self))
 
 
 class DeclaredCPUBuilder(DeclaredBuilder, CPUOpBuilder):
