@@ -6,12 +6,11 @@ A native op checks them, too, but knows only positions in its lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import require_memory
+from op_builder.ops.arguments import reach_of, require_memory
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.sharding import is_dtensor, is_split, local_of, sharding_of
 
@@ -121,11 +120,15 @@ def owners_of_shared_memory(tensors: Iterable[tuple[int, torch.Tensor]]) -> tupl
         tensors: each with the number of its owner, whose own tensors may share memory.
     """
     places = sorted(
-        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, owner)
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + reach_of(tensor) * tensor.element_size(), owner)
         for owner, tensor in tensors
-        if tensor.nbytes
+        if tensor.numel()
     )
-    for (device, _, end, owner), (other_device, begin, _, other) in pairwise(places):
-        if device == other_device and begin < end and owner != other:
-            return owner, other
+    last_device, last_end, last_owner = "", 0, 0
+    for device, begin, end, owner in places:
+        if device == last_device and begin < last_end:
+            if owner != last_owner:
+                return last_owner, owner
+            end = max(end, last_end)
+        last_device, last_end, last_owner = device, end, owner
     return None

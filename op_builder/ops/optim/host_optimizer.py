@@ -172,10 +172,7 @@ class HostOptimizer(NativeOptimizer):
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         """Update all batches; gradients are multiplied by ``factor`` first."""
-        arguments = [(self._option_values(each.group, each.op), self._pass(each.group, factor)) for each in batches]
-        for batch, (_, settings) in zip(batches, arguments, strict=True) if len(batches) > 1 else ():
-            batch.call(batch.prepared.check, settings)
-        for batch, (options, settings) in zip(batches, arguments, strict=True):
+        for batch, options, settings in self._checked_updates(batches, lambda group: self._pass(group, factor)):
             batch.update(options, settings)
             self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:

@@ -252,11 +252,13 @@ class PreparedList:
             )
         torch.autograd.graph.increment_version((*self._changed, *self._grads) if zero_grads else self._changed)
 
-    def check(self, settings: Any) -> None:
-        """Raise the OpArgumentError that an update of tensors in host memory would raise."""
+    def check(self, options: Sequence[float], settings: Any) -> None:
+        """Raise the OpArgumentError that :meth:`update` would raise for these arguments."""
         if self._number:
             with explained():
-                self._op.ops.check_prepared.default(self._number, *settings.settings()[:2], self._op.isa)
+                self._op.ops.check_prepared.default(
+                    self._number, *self._op.prepared_arguments(options, settings, self._device)
+                )
 
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
         """Use other gradients from the next update on, which checks them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import checked_betas, checked_option, switch, untraced
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.native_states import NativeStates
-from op_builder.ops.optim.prepared_groups import PreparedGroups, is_same
+from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups, is_same
 from op_builder.ops.optim.small_tensors import SmallTensors
 
 if TYPE_CHECKING:
@@ -206,6 +206,15 @@ class NativeOptimizer(NativeStates):
     def _update_groups(self, *arguments: Any) -> None:
         """The part of a step that uses the native ops."""
         raise NotImplementedError
+
+    def _checked_updates(
+        self, batches: Sequence[Batch], settings_of: Callable[[Mapping[str, Any]], Any]
+    ) -> list[tuple[Batch, list[float], Any]]:
+        """The batches with the arguments of their updates; an OpArgumentError if the update of any would fail."""
+        updates = [(each, self._option_values(each.group, each.op), settings_of(each.group)) for each in batches]
+        for batch, *arguments in updates if len(updates) > 1 else ():  # the update of a single one checks it
+            batch.call(batch.prepared.check, *arguments)
+        return updates
 
     def _named(self, error: OpArgumentError) -> OpArgumentError:
         """The same error, or one that names the parameter as the user of ``step()`` knows it."""
