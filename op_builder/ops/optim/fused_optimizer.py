@@ -96,8 +96,11 @@ class FusedOptimizer(NativeOptimizer):
     def _checked_lr(self, lr: Any) -> Any:
         if not _is_on_device(lr):
             return super()._checked_lr(lr)
-        if lr.numel() != 1:
-            raise OpArgumentError(f"lr is a tensor of {lr.numel()} elements.", "Pass a tensor of one element.")
+        if lr.numel() != 1 or lr.is_meta:
+            raise OpArgumentError(
+                f"lr is a tensor of shape {tuple(lr.shape)} on device {lr.device}.",
+                "Pass a tensor of one element on the device of the parameters.",
+            )
         return lr
 
     def _check_device(self, param: torch.Tensor, what: str) -> None:
