@@ -4,7 +4,8 @@
 //   struct Checked;                                    // a checked list of tensors
 //   static Checked check(const TensorLists&, const Tensors& steps, const std::string& isa);
 //   static void check_grads(const TensorLists&, const std::string& isa, Checked&);  // nothing else changed
-//   static void run(const Checked&, const ControlTensors&, std::int32_t device, const FusedArguments&);
+//   static void check_counters(const Checked&);        // refuses those in host memory that are no counts
+//   static void run(const Checked&, const ControlAddresses&, std::int32_t device, const FusedArguments&);
 //   static std::string supported_isas();               // of the CPU's kernels, best last, with commas between
 //   static std::string devices();                      // types of devices, with commas between
 //
@@ -36,6 +37,14 @@ struct ControlTensors {
   std::optional<Tensor> noop_flag;   // int32: not 0 means change nothing
   std::optional<Tensor> grad_scale;  // float32: gradients are divided by it first
   std::optional<Tensor> found_inf;   // float32: not 0 means change nothing
+};
+
+// The addresses of the elements of ControlTensors, null where one is missing.
+struct ControlAddresses {
+  const float* lr;
+  const int* noop_flag;
+  const float* grad_scale;
+  const float* found_inf;
 };
 
 struct FusedArguments {
@@ -91,6 +100,12 @@ const T* control_data(const std::optional<Tensor>& tensor, const char* role, std
   return static_cast<const T*>(memory_of(*tensor, {role, Argument::kNoList}, sizeof(T), sizeof(T)));
 }
 
+inline ControlAddresses addresses_of(const ControlTensors& control, std::int32_t device) {
+  return {control_data<float>(control.lr, "lr", device), control_data<int>(control.noop_flag, "noop_flag", device),
+          control_data<float>(control.grad_scale, "grad_scale", device),
+          control_data<float>(control.found_inf, "found_inf", device)};
+}
+
 template <class Runner>
 class FusedOps {
  public:
@@ -107,6 +122,9 @@ class FusedOps {
          {"update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
           "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()",
           ACCEL_BOX(&update_prepared)},
+         {"check_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
+          "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()",
+          ACCEL_BOX(&check_prepared)},
          {"supported_isas() -> str", ACCEL_BOX(&Runner::supported_isas)},
          {"devices() -> str", ACCEL_BOX(&Runner::devices)},
          {"declaration() -> str", ACCEL_BOX(&declaration_of<typename Runner::Declaration>)}});
@@ -114,6 +132,9 @@ class FusedOps {
   }
 
  private:
+  static constexpr std::size_t kOptions = Runner::Declaration::kOptions.size();
+  static constexpr bool kHasStep = Runner::Declaration::kHasStep;
+
   static void update(Tensors params, Tensors grads, Tensors states, Tensors steps, std::optional<Tensor> lr,
                      std::optional<Tensor> noop_flag, std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
                      std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
@@ -122,10 +143,12 @@ class FusedOps {
       return;
     }
     const TensorLists lists{std::move(params), std::move(grads), std::move(states), {}};
+    const ControlTensors control{std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)};
     const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
-    Runner::run(Runner::check(lists, steps, arguments.isa),
-                {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
-                device_of(lists.params[0]), arguments);
+    const std::int32_t device = device_of(lists.params[0]);
+    const auto checked = Runner::check(lists, steps, arguments.isa);
+    require_arguments(arguments, kOptions, kHasStep && steps.empty());
+    Runner::run(checked, addresses_of(control, device), device, arguments);
   }
 
   struct Prepared : PreparedList {
@@ -163,9 +186,29 @@ class FusedOps {
                               std::string isa) {
     const auto prepared = Lists::find(list);
     const Lock lock(prepared->mutex);
-    prepared->check_again(isa);
-    Runner::run(prepared->checked, {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
-                prepared->device, {std::move(options), step, maximize, chunk_size, std::move(isa)});
+    const ControlTensors control{std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)};
+    const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
+    const ControlAddresses addresses = check_again(*prepared, control, arguments);
+    Runner::run(prepared->checked, addresses, prepared->device, arguments);
+  }
+
+  // Refuses what update_prepared would: an update of several lists checks all before it writes to the first.
+  static void check_prepared(std::int64_t list, std::optional<Tensor> lr, std::optional<Tensor> noop_flag,
+                             std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
+                             std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
+                             std::string isa) {
+    const auto prepared = Lists::find(list);
+    const Lock lock(prepared->mutex);
+    const ControlTensors control{std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)};
+    check_again(*prepared, control, {std::move(options), step, maximize, chunk_size, std::move(isa)});
+    Runner::check_counters(prepared->checked);
+  }
+
+  static ControlAddresses check_again(Prepared& prepared, const ControlTensors& control,
+                                      const FusedArguments& arguments) {
+    prepared.check_again(arguments.isa);
+    require_arguments(arguments, kOptions, kHasStep && prepared.steps.empty());
+    return addresses_of(control, prepared.device);
   }
 };
 

@@ -64,7 +64,10 @@ class FusedOptimizer {
     }
   }
 
-  static void run(const Checked& checked, const ControlTensors& control, std::int32_t device,
+  // Those on a device are not read: the host would wait for it.
+  static void check_counters(const Checked& checked) { next_steps(checked.counters); }
+
+  static void run(const Checked& checked, const ControlAddresses& control, std::int32_t device,
                   const FusedArguments& arguments) {
     if (device < 0) {
       run_on_host(checked, control, arguments);
@@ -86,20 +89,16 @@ class FusedOptimizer {
  private:
   static PassArguments plain_pass(const std::string& isa) { return {1.0, false, false, 0, checked_isa(isa)}; }
 
-  static void run_on_host(const Checked& checked, const ControlTensors& control, FusedArguments arguments) {
-    const int* const noop_flag = control_data<int>(control.noop_flag, "noop_flag", -1);
-    const float* const found_inf = control_data<float>(control.found_inf, "found_inf", -1);
-    const float* const grad_scale = control_data<float>(control.grad_scale, "grad_scale", -1);
-    const float* const lr = control_data<float>(control.lr, "lr", -1);
-    require_arguments(arguments, Optimizer::kOptions.size(), Optimizer::kHasStep && checked.counters.empty());
+  static void run_on_host(const Checked& checked, const ControlAddresses& control, FusedArguments arguments) {
     const std::vector<double> steps = next_steps(checked.counters);
-    if ((noop_flag != nullptr && *noop_flag != 0) || (found_inf != nullptr && *found_inf != 0.0f)) {
+    if ((control.noop_flag != nullptr && *control.noop_flag != 0) ||
+        (control.found_inf != nullptr && *control.found_inf != 0.0f)) {
       return;
     }
-    if (lr != nullptr) {
-      arguments.options[0] = *lr;
+    if (control.lr != nullptr) {
+      arguments.options[0] = *control.lr;
     }
-    const double factor = grad_scale != nullptr ? 1.0 / *grad_scale : 1.0;
+    const double factor = control.grad_scale != nullptr ? 1.0 / *control.grad_scale : 1.0;
     const PassArguments pass{arguments.maximize ? -factor : factor, false, false, 0, checked_isa(arguments.isa)};
     if (steps.empty()) {
       const double step = Optimizer::kHasStep ? static_cast<double>(arguments.step) : 1.0;
@@ -128,13 +127,10 @@ class FusedOptimizer {
     }
   }
 
-  static void run_on_device(const Checked& checked, const ControlTensors& control, std::int32_t device,
+  static void run_on_device(const Checked& checked, const ControlAddresses& control, std::int32_t device,
                             const FusedArguments& arguments) {
-    const cuda::Controls controls{control_data<int>(control.noop_flag, "noop_flag", device),
-                                  control_data<float>(control.found_inf, "found_inf", device),
-                                  control_data<float>(control.grad_scale, "grad_scale", device),
-                                  control_data<float>(control.lr, "lr", device), arguments.maximize};
-    require_arguments(arguments, Optimizer::kOptions.size(), Optimizer::kHasStep && checked.device.steps.empty());
+    const cuda::Controls controls{control.noop_flag, control.found_inf, control.grad_scale, control.lr,
+                                  arguments.maximize};
     const DeviceGuard guard(device);
     void* const stream = ACCEL_TORCH_GET(void*, aoti_torch_get_current_cuda_stream, device);
     require_success(cuda::use_device(device));
@@ -161,7 +157,7 @@ class FusedOptimizer {
   }
   static void check_on_device(const TensorLists&, const Tensors&, Checked&) { refuse_device(); }
   static void check_grads_on_device(const TensorLists&, Checked&) { refuse_device(); }
-  static void run_on_device(const Checked&, const ControlTensors&, std::int32_t, const FusedArguments&) {
+  static void run_on_device(const Checked&, const ControlAddresses&, std::int32_t, const FusedArguments&) {
     refuse_device();
   }
 #endif

@@ -90,7 +90,9 @@ class HostOptimizer {
          {"update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
           "str isa) -> ()",
           ACCEL_BOX(&update_prepared)},
-         {"check_prepared(int list, bool zero_grads, bool stochastic, str isa) -> ()", ACCEL_BOX(&check_prepared)},
+         {"check_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
+          "str isa) -> ()",
+          ACCEL_BOX(&check_prepared)},
          {"grad_sum_of_squares(int list, str isa) -> float", ACCEL_BOX(&grad_sum_of_squares)},
          {"supported_isas() -> str", ACCEL_BOX(&supported_isas)},
          {"declaration() -> str", ACCEL_BOX(&declaration_of<Optimizer>)}});
@@ -274,10 +276,12 @@ class HostOptimizer {
   }
 
   // Refuses what update_prepared would: an update of several lists checks all before it writes to the first.
-  static void check_prepared(std::int64_t list, bool zero_grads, bool stochastic, std::string isa) {
+  static void check_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
+                             bool stochastic, std::int64_t seed, std::string isa) {
     const auto prepared = Lists::find(list);
     const Lock lock(prepared->mutex);
-    prepared->check_again({1.0, zero_grads, stochastic, 0, checked_isa(isa)});
+    require_options(options);
+    prepared->check_again({grad_scale, zero_grads, stochastic, seed, checked_isa(isa)});
     next_steps(prepared->counters);
   }
 

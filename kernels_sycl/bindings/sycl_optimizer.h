@@ -85,14 +85,13 @@ class FusedRunner {
     check_device_grads(lists, Optimizer::kStates, checked.lists);
   }
 
-  static void run(const Checked& checked, const ControlTensors& control, std::int32_t device,
+  static void check_counters(const Checked&) {}  // only kernels read them
+
+  static void run(const Checked& checked, const ControlAddresses& control, std::int32_t,
                   const FusedArguments& arguments) {
     const DeviceLists& lists = checked.lists;
-    require_arguments(arguments, Optimizer::kOptions.size(), Optimizer::kHasStep && lists.steps.empty());
-    const Controls controls{control_data<std::int32_t>(control.noop_flag, "noop_flag", device),
-                            control_data<float>(control.found_inf, "found_inf", device),
-                            control_data<float>(control.grad_scale, "grad_scale", device),
-                            control_data<float>(control.lr, "lr", device), arguments.maximize ? 1 : 0};
+    const Controls controls{control.noop_flag, control.found_inf, control.grad_scale, control.lr,
+                            arguments.maximize ? 1 : 0};
     Stream stream = stream_for(*checked.first);
     advance(stream, lists, controls);
     const double step = lists.steps.empty() && Optimizer::kHasStep ? static_cast<double>(arguments.step) : 1.0;

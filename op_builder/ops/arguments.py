@@ -275,6 +275,13 @@ def not_dense(what: str, tensor: Any) -> OpArgumentError:
     )
 
 
+def reach_of(tensor: torch.Tensor) -> int:
+    """The length of the part of its storage that a dense tensor spans, in elements; 0 if it is empty."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def require_memory(what: str, tensor: torch.Tensor) -> None:
     """Raise an OpArgumentError if a dense tensor reaches beyond its storage: reading it would end the process.
 
@@ -287,8 +294,7 @@ def require_memory(what: str, tensor: torch.Tensor) -> None:
         stored = tensor.untyped_storage().nbytes()
     except RuntimeError:
         return
-    last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    end = (tensor.storage_offset() + reach_of(tensor)) * tensor.element_size() if tensor.numel() else 0
     if stored < end:
         raise OpArgumentError(
             f"{what} reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",

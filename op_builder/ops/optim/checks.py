@@ -6,12 +6,12 @@ A native op checks them, too, but knows only positions in its lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import require_memory
+from op_builder.ops.arguments import reach_of, require_memory
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.sharding import is_dtensor, is_split, local_of, sharding_of
 
@@ -20,13 +20,19 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def place_of(group_index: int, index: int, param: torch.Tensor) -> str:
     """A parameter as the optimizer's user knows it."""
-    shape = "nested" if param.is_nested else f"shape {tuple(param.shape)}"
+    shape = "nested" if param.is_nested else "lazy" if is_lazy(param) else f"shape {tuple(param.shape)}"
     return f"parameter {index} of group {group_index} ({shape})"
 
 
 def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
     """Raise an OpArgumentError if a parameter does not fit; ``is_normed`` if its norm is needed. Ignores the device."""
     what = place[0].upper() + place[1:]
+    if is_lazy(param) or param.is_meta:
+        raise OpArgumentError(
+            f"{what} has no memory yet.",
+            "Create the optimizer after the model's parameters have memory: run a lazy model once, or call "
+            "model.to_empty(device='cpu') and initialize it.",
+        )
     if param.dtype not in DTYPES:
         raise OpArgumentError(
             f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is required.",
@@ -49,7 +55,9 @@ def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
     if local.layout != torch.strided or local.is_nested or not local.is_contiguous():
         raise OpArgumentError(
             f"{what} is not a contiguous dense tensor (layout {local.layout}).",
-            "Make the parameter contiguous, for example by p.data = p.data.contiguous().",
+            "Make the parameter contiguous, for example by p.data = p.data.contiguous()."
+            if local.layout == torch.strided and not local.is_nested
+            else "Pass a dense parameter, or use torch.optim's optimizer.",
         )
     if local.is_neg():
         raise OpArgumentError(
@@ -121,11 +129,15 @@ def owners_of_shared_memory(tensors: Iterable[tuple[int, torch.Tensor]]) -> tupl
         tensors: each with the number of its owner, whose own tensors may share memory.
     """
     places = sorted(
-        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, owner)
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + reach_of(tensor) * tensor.element_size(), owner)
         for owner, tensor in tensors
-        if tensor.nbytes
+        if tensor.numel()
     )
-    for (device, _, end, owner), (other_device, begin, _, other) in pairwise(places):
-        if device == other_device and begin < end and owner != other:
-            return owner, other
+    last_device, last_end, last_owner = "", 0, 0
+    for device, begin, end, owner in places:
+        if device == last_device and begin < last_end:
+            if owner != last_owner:
+                return last_owner, owner
+            end = max(end, last_end)
+        last_device, last_end, last_owner = device, end, owner
     return None

@@ -59,23 +59,25 @@ class FusedOptimizer(NativeOptimizer):
             closure: reevaluates the model and returns the loss.
 
         Raises:
-            OpArgumentError: an option, a gradient or a state of any group does not fit; nothing was
-                changed. Only the native call for a group checks whether a tensor changed its type or length; it
-                changes none of its own tensors, but earlier groups are updated by then.
+            OpArgumentError: an option or a tensor of any group does not fit; nothing was changed.
         """
         return self._step(closure)
 
     def _update_groups(self) -> None:
-        for batch in self._groups.current(self, self.param_groups, self.state):
-            lr = batch.group["lr"]
-            control = Control(
-                lr=lr.to(torch.float32) if _is_on_device(lr) else None,
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=getattr(self, "found_inf", None),
-                maximize=batch.group["maximize"],
-                chunk_size=self.CHUNK_SIZE,
-            )
-            batch.update(self._option_values(batch.group, batch.op), control)
+        batches = self._groups.current(self, self.param_groups, self.state)
+        for batch, options, control in self._checked_updates(batches, self._control):
+            batch.update(options, control)
+
+    def _control(self, group: Mapping[str, Any]) -> Control:
+        """The settings of the group's update that the device reads."""
+        lr = group["lr"]
+        return Control(
+            lr=lr.to(torch.float32) if _is_on_device(lr) else None,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            maximize=group["maximize"],
+            chunk_size=self.CHUNK_SIZE,
+        )
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         numbers = super()._numbers(group)
@@ -94,8 +96,11 @@ class FusedOptimizer(NativeOptimizer):
     def _checked_lr(self, lr: Any) -> Any:
         if not _is_on_device(lr):
             return super()._checked_lr(lr)
-        if lr.numel() != 1:
-            raise OpArgumentError(f"lr is a tensor of {lr.numel()} elements.", "Pass a tensor of one element.")
+        if lr.numel() != 1 or lr.is_meta:
+            raise OpArgumentError(
+                f"lr is a tensor of shape {tuple(lr.shape)} on device {lr.device}.",
+                "Pass a tensor of one element on the device of the parameters.",
+            )
         return lr
 
     def _check_device(self, param: torch.Tensor, what: str) -> None:

@@ -23,7 +23,7 @@ from op_builder.ops.arguments import (
 from op_builder.ops.declare import load_host
 from op_builder.ops.optim.checks import check_copy, owners_of_shared_memory, place_of
 from op_builder.ops.optim.in_backward import add_hooks, remove_hooks
-from op_builder.ops.optim.optimizer import NativeOptimizer
+from op_builder.ops.optim.optimizer import NativeOptimizer, is_of_copy
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import local_of, sharding_of
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists, write_zeros
@@ -104,9 +104,8 @@ class HostOptimizer(NativeOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in _SAVED.items():
             self.__dict__.setdefault(name, value)
-        is_copy = self._loading is None
         super().__setstate__(state)
-        if is_copy:
+        if is_of_copy(state):
             self._hooks = []
             for group_index in range(len(self.param_groups) if self.in_backward else 0):
                 self._hooks += add_hooks(self, group_index)
@@ -120,7 +119,7 @@ class HostOptimizer(NativeOptimizer):
         if self.in_backward:
             try:
                 self._hooks += add_hooks(self, len(self.param_groups) - 1)
-            except OpArgumentError:
+            except BaseException:
                 self.param_groups.pop()
                 raise
 
@@ -172,10 +171,7 @@ class HostOptimizer(NativeOptimizer):
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         """Update all batches; gradients are multiplied by ``factor`` first."""
-        arguments = [(self._option_values(each.group, each.op), self._pass(each.group, factor)) for each in batches]
-        for batch, (_, settings) in zip(batches, arguments, strict=True) if len(batches) > 1 else ():
-            batch.call(batch.prepared.check, settings)
-        for batch, (options, settings) in zip(batches, arguments, strict=True):
+        for batch, options, settings in self._checked_updates(batches, lambda group: self._pass(group, factor)):
             batch.update(options, settings)
             self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:
@@ -205,6 +201,7 @@ class HostOptimizer(NativeOptimizer):
     def update_one(self, param: torch.Tensor, group_index: int, index: int) -> None:
         """Update one parameter of a group, for ``in_backward``; an OpArgumentError changes nothing."""
         self._reject_options_needing_all_grads()
+        self._reject_modes()
         group, place = self.param_groups[group_index], place_of(group_index, index, param)
         self._check_if_changed(group_index)
         with self._lock:

@@ -129,14 +129,15 @@ class NativeOp:
                 float32 on its device; on the CPU also of one float64 or int64.
         """
         roles = {**self._roles(tensors), "step": steps}
-        if any(hasattr(param, "fake_mode") for param in tensors.params):
-            raise OpArgumentError(
-                "The parameters are fake tensors; an update needs memory to write.",
-                "Pass real tensors, and call this outside FakeTensorMode.",
-            )
         # An op that only reads gradients may get lazy negations: the dispatcher passes it their values.
         roles["grad"] = [grad.resolve_neg() if isinstance(grad, torch.Tensor) else grad for grad in tensors.grads]
-        return PreparedList(self, self._call(self._prepare, roles, tensors, steps) or 0, tensors)
+        number = self._call(self._prepare, roles, tensors, steps) or 0
+        if tensors.params and not number:
+            raise OpArgumentError(
+                "A tensor is a fake tensor; an update needs memory to write.",
+                "Pass real tensors, and call this outside FakeTensorMode.",
+            )
+        return PreparedList(self, number, tensors)
 
     def _prepare(self, tensors: "TensorLists", steps: Sequence[torch.Tensor]) -> int:
         """Call the op ``prepare``."""
@@ -252,11 +253,13 @@ class PreparedList:
             )
         torch.autograd.graph.increment_version((*self._changed, *self._grads) if zero_grads else self._changed)
 
-    def check(self, settings: Any) -> None:
-        """Raise the OpArgumentError that an update of tensors in host memory would raise."""
+    def check(self, options: Sequence[float], settings: Any) -> None:
+        """Raise the OpArgumentError that :meth:`update` would raise for these arguments."""
         if self._number:
             with explained():
-                self._op.ops.check_prepared.default(self._number, *settings.settings()[:2], self._op.isa)
+                self._op.ops.check_prepared.default(
+                    self._number, *self._op.prepared_arguments(options, settings, self._device)
+                )
 
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
         """Use other gradients from the next update on, which checks them.

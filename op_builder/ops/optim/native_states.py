@@ -95,8 +95,8 @@ class NativeStates(Optimizer):
 
     def check_param(self, param: torch.Tensor, place: str) -> None:
         """Raise an OpArgumentError if a parameter, called ``place``, does not fit."""
-        self._check_device(param, place[0].upper() + place[1:])
         check_param(place, param, is_normed=self.NEEDS_NORMS)
+        self._check_device(param, place[0].upper() + place[1:])
 
     def check_grad(self, grad: torch.Tensor, param: torch.Tensor, place: str) -> None:
         """Raise an OpArgumentError if the gradient of a parameter does not fit."""

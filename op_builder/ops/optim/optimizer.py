@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import checked_betas, checked_option, switch, untraced
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.native_states import NativeStates
-from op_builder.ops.optim.prepared_groups import PreparedGroups, is_same
+from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups, is_same
 from op_builder.ops.optim.small_tensors import SmallTensors
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ _OFF = (*_FIXED, "amsgrad")
 _SWITCHES = ("maximize", "nesterov", "bias_correction", "decoupled_weight_decay", *_IGNORED, *_OFF)
 
 
+class _Saved:
+    """A saved state for load_state_dict() of torch, which would convert its tensors to the parameter's type."""
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self.entry = entry
+
+
 class NativeOptimizer(NativeStates):
     """Base of :class:`HostOptimizer` and :class:`FusedOptimizer`.
 
@@ -41,7 +48,7 @@ class NativeOptimizer(NativeStates):
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
 
     _groups: PreparedGroups
-    _loading: Mapping[str, Any] | None = None
+    _own_hooks: Sequence[Any] = ()
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         """
@@ -53,6 +60,7 @@ class NativeOptimizer(NativeStates):
         self._check_group(options)
         self._make_unsaved()
         super().__init__(params, options)
+        self._add_own_hooks()
 
     # Overridden by some optimizers --------------------------------------------------------------
 
@@ -86,16 +94,17 @@ class NativeOptimizer(NativeStates):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; checks its parameters and options as the constructor does."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            self._check_group(group)
-            self.native()
-            for index, param in enumerate(group["params"]):
-                self.check_param(param, place_of(len(self.param_groups) - 1, index, param))
-        except AccelError:
-            self.param_groups.pop()
-            raise
+        with self._lock:  # no step sees a group that was not checked
+            super().add_param_group(param_group)
+            group = self.param_groups[-1]
+            try:
+                self._check_group(group)
+                self.native()
+                for index, param in enumerate(group["params"]):
+                    self.check_param(param, place_of(len(self.param_groups) - 1, index, param))
+            except BaseException:
+                self.param_groups.pop()
+                raise
 
     @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -107,12 +116,29 @@ class NativeOptimizer(NativeStates):
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer; 8-bit states as float32 values."""
-        # The first of the post hooks, so that the others see plain dictionaries.
-        first = self.register_state_dict_post_hook(lambda _, made: self._with_values(made), prepend=True)
-        try:
-            return super().state_dict()
-        finally:
-            first.remove()
+        return super().state_dict()
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> Any:
+        """As in torch; the hook gets plain dictionaries."""
+        handle = super().register_state_dict_post_hook(hook, prepend)
+        self._add_own_hooks()
+        return handle
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> Any:
+        """As in torch; the state is checked after the hook."""
+        handle = super().register_load_state_dict_pre_hook(hook, prepend)
+        self._add_own_hooks()
+        return handle
+
+    def _add_own_hooks(self) -> None:
+        """Convert states before all other hooks of state_dict(), and check them after those of load_state_dict()."""
+        for hook in self._own_hooks:
+            hook.remove()
+        own: Any = type(self)  # its functions, not methods of self, which would keep the optimizer alive
+        self._own_hooks = [
+            super().register_state_dict_post_hook(own._with_values, prepend=True),
+            super().register_load_state_dict_pre_hook(own._check_state_dict),
+        ]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of another with the same formula, for example torch.optim's.
@@ -125,18 +151,12 @@ class NativeOptimizer(NativeStates):
                 another shape than its parameter.
             IncompatibleOpError: the native op for an option of the state cannot be built or loaded here.
         """
-        # The last of the pre hooks, so that it sees the result of the others.
-        last = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            last.remove()
-            self._loading = None
+        super().load_state_dict(state_dict)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state to load, completed by the options that it lacks."""
         self._require("The state", state_dict, ("state", "param_groups"))
-        groups = []
+        groups, states = [], dict(state_dict["state"])
         for index, saved in enumerate(state_dict["param_groups"]):
             self._require(f"Group {index} of the state", saved, ("params",))
             present = self.param_groups[index] if index < len(self.param_groups) else self.defaults
@@ -147,6 +167,7 @@ class NativeOptimizer(NativeStates):
             pairs = zip(saved["params"], params, strict=False)  # torch checks the lengths
             for at, (number, param) in enumerate(pairs):
                 entry = state_dict["state"].get(number)
+                states.pop(number, None)
                 if entry:
                     if any(str(name).endswith("_codes") for name in entry):
                         raise OpArgumentError(
@@ -155,45 +176,41 @@ class NativeOptimizer(NativeStates):
                             "states='float32', and save that.",
                         )
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
-        self._loading = {**state_dict, "param_groups": groups}
-        return {**self._loading}
+                    states[number] = _Saved(entry)
+        return {**state_dict, "state": states, "param_groups": groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Called by load_state_dict, before its post hooks, and by copy and pickle.
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
-        if self._loading is None:
+        if is_of_copy(state):
+            super().__setstate__(state)
+            for group in self.param_groups:
+                for name, value in self.defaults.items():
+                    group.setdefault(name, value)
             self._make_unsaved()
+            self._add_own_hooks()
             self.native()
             return
-        # The base class has converted all states to the parameter's type. The given state may have more bits.
-        saved_ids = [index for group in self._loading["param_groups"] for index in group["params"]]
-        pairs = [(param, group) for group in self.param_groups for param in group["params"]]
-        for saved_id, (param, group) in zip(saved_ids, pairs, strict=True):
-            saved = self._loading["state"].get(saved_id)
-            if saved:
-                self.state[param] = self._loaded(saved, param, group)
-        self._groups.forget()
+        entries = state["state"]
+        with self._lock:
+            for group in state["param_groups"]:
+                for param in group["params"]:
+                    if isinstance(entries.get(param), _Saved):
+                        entries[param] = self._loaded(entries[param].entry, param, group)
+            super().__setstate__(state)
+            self._groups.forget()
 
     # The parts of a step ----------------------------------------------------------------------
 
     def _step(self, closure: Callable[[], float] | None, *arguments: Any) -> float | None:
         """Run the closure, check the options of all groups, update the groups, and return the closure's loss."""
-        if type(torch.empty(0, dtype=torch.uint8, device="cpu")) is not torch.Tensor:
-            raise AccelError(
-                f"{type(self).__name__}.step() was called in a mode that replaces tensors, such as FakeTensorMode; the "
-                "native update needs memory to write.",
-                "Call step() outside that mode, or estimate with torch.optim's optimizer of the same formula.",
-            )
+        self._reject_modes()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for index in range(len(self.param_groups)):
-            self._check_if_changed(index)
         with self._lock:
+            for index in range(len(self.param_groups)):
+                self._check_if_changed(index)
             try:
                 self._update_groups(*arguments)
             except OpArgumentError as error:
@@ -203,9 +220,27 @@ class NativeOptimizer(NativeStates):
                 self._groups.step_done()
         return loss
 
+    def _reject_modes(self) -> None:
+        """Raise an AccelError in a mode in which native code finds no memory."""
+        if type(torch.empty(0, dtype=torch.uint8, device="cpu")) is not torch.Tensor:
+            raise AccelError(
+                f"{type(self).__name__} cannot update in a mode that replaces tensors, such as FakeTensorMode; "
+                "native code needs memory to write.",
+                "Train outside that mode, or estimate with torch.optim's optimizer of the same formula.",
+            )
+
     def _update_groups(self, *arguments: Any) -> None:
         """The part of a step that uses the native ops."""
         raise NotImplementedError
+
+    def _checked_updates(
+        self, batches: Sequence[Batch], settings_of: Callable[[Mapping[str, Any]], Any]
+    ) -> list[tuple[Batch, list[float], Any]]:
+        """The batches with the arguments of their updates; an OpArgumentError if the update of any would fail."""
+        updates = [(each, self._option_values(each.group, each.op), settings_of(each.group)) for each in batches]
+        for batch, *arguments in updates if len(updates) > 1 else ():  # the update of a single one checks it
+            batch.call(batch.prepared.check, *arguments)
+        return updates
 
     def _named(self, error: OpArgumentError) -> OpArgumentError:
         """The same error, or one that names the parameter as the user of ``step()`` knows it."""
@@ -267,6 +302,11 @@ class NativeOptimizer(NativeStates):
                     f"Leave {name} at False, or use an optimizer of torch, such as torch.optim.AdamW.",
                 )
         self._check_options(group)
+
+
+def is_of_copy(state: Mapping[str, Any]) -> bool:
+    """Whether ``__setstate__`` got what ``__getstate__`` returned, not what load_state_dict() of torch passes."""
+    return "defaults" in state
 
 
 def _is_fixed(value: object) -> bool:

@@ -207,10 +207,12 @@ SPOILS: dict[str, Callable[[torch.nn.Parameter, Any], Any]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
-@pytest.mark.parametrize("states", ["float32", "bfloat16", "8bit"])
-def test_a_tensor_that_no_longer_fits_leaves_all_groups_unchanged(spoil: Any, states: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "states"), [(CPUAdam, "float32"), (CPUAdam, "bfloat16"), (CPUAdam, "8bit"), (FusedAdam, "float32")]
+)
+def test_a_tensor_that_no_longer_fits_leaves_all_groups_unchanged(spoil: Any, optimizer: Any, states: str) -> None:
     params = [torch.nn.Parameter(torch.ones(COUNT)) for _ in range(2)]
-    optimizer = CPUAdam([{"params": [param]} for param in params], states=states)
+    optimizer = optimizer([{"params": [param]} for param in params], states=states)
     run(optimizer, params, 2)
     before = params[0].detach().clone()
     set_grads(params, 3)
@@ -276,3 +278,17 @@ def test_an_unfit_copy_is_refused_at_once(make: Any) -> None:
         optimizer.write_copies({param: make(param, optimizer)})
     optimizer.step()
     assert torch.equal(copy, param)
+
+
+def test_a_gradient_claims_only_the_memory_that_it_has() -> None:
+    param = torch.nn.Parameter(torch.ones(4, 2))
+    optimizer = CPUAdam([param])
+    buffer = torch.ones(16)
+    param.grad = buffer[:1].expand(4, 2)
+    copy = buffer[1:9].view(4, 2)
+    optimizer.write_copies({param: copy})
+    optimizer.step()
+    assert torch.equal(copy, param)
+    param.grad = buffer[:16].view(8, 2)[::2]
+    with pytest.raises(OpArgumentError, match="shares memory"):
+        optimizer.write_copies({param: buffer[8:].view(4, 2)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,6 +151,9 @@ def test_a_step_in_fake_tensor_mode_says_what_cannot_be_done(optimizer: type[Any
     with FakeTensorMode(), pytest.raises(AccelError, match="FakeTensorMode") as caught:
         made.step()
     assert "torch.optim" in caught.value.remedy
+    if optimizer in HOST:
+        with FakeTensorMode(), pytest.raises(AccelError, match="FakeTensorMode"):
+            made.update_one(params[0], 0, 0)
     assert_equal(contents(made, params), before)
     made.step()
 
@@ -215,3 +219,70 @@ def test_lightning_clips_gradients_in_bfloat16(tmp_path: Any) -> None:
     )
     trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=4))
     assert not torch.equal(model.layer.weight, before)
+
+
+@every_optimizer
+def test_threads_may_save_and_load_at_once_and_hooks_may_load(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params)
+    run(made, params, 2)
+    saved = copy.deepcopy(made.state_dict())
+    calls = [made.state_dict, lambda: made.load_state_dict(saved)]
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(call) for _ in range(200) for call in calls]:
+            done.result()
+    inner = [saved]
+    made.register_load_state_dict_pre_hook(lambda made, _: made.load_state_dict(inner.pop()) if inner else None)
+    made.load_state_dict(saved)
+    assert not inner
+    run(made, params, 1)
+
+
+@every_optimizer
+def test_a_state_that_cannot_be_loaded_changes_nothing(optimizer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    params = make_params()
+    made = optimizer(params)
+    run(made, params, 2)
+    saved = copy.deepcopy(made.state_dict())
+    run(made, params, 1)
+    before = contents(made, params)
+    loaded = made._loaded
+
+    def fail_at_the_last(entry: Any, param: Any, group: Any) -> Any:
+        if param is params[-1]:
+            raise MemoryError
+        return loaded(entry, param, group)
+
+    monkeypatch.setattr(made, "_loaded", fail_at_the_last)
+    with pytest.raises(MemoryError):
+        made.load_state_dict(saved)
+    assert_equal(contents(made, params), before)
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.nn.Parameter(torch.ones(2, device="meta")), lambda: torch.nn.LazyLinear(2).weight],
+    ids=["meta", "lazy"],
+)
+def test_a_parameter_without_memory_is_refused(optimizer: type[Any], make: Callable[[], Any]) -> None:
+    made = optimizer(make_params())
+    with pytest.raises(OpArgumentError, match="no memory yet"):
+        made.add_param_group({"params": [make()]})
+    assert len(made.param_groups) == 1
+
+
+@every_optimizer
+def test_a_gradient_that_is_a_fake_tensor_is_refused(optimizer: type[Any]) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    made = optimizer([param])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.ones(3)
+    param.grad = fake
+    with pytest.raises(OpArgumentError, match="fake"):
+        made.step()
+
+
+def test_a_rate_without_memory_is_refused() -> None:
+    with pytest.raises(OpArgumentError, match="lr is a tensor"):
+        FusedAdam(make_params(), lr=torch.ones((), device="meta"))
