@@ -86,7 +86,7 @@ def ask_compiler(
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
             f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
-            + (f"; it printed: {answer[0]}" if answer else "."),
+            + (f"; it printed: {answer[0].rstrip('.')}." if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
     _require_list_of_headers(command)

@@ -65,6 +65,13 @@ def flags_of(kinds: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for _, _, words in grouped_flags(flags) if words[0].startswith(kinds) for word in words)
 
 
+def host_words(flags: Iterable[str]) -> list[str]:
+    """nvcc's flags, with those that it passes to the host compiler as words of their own."""
+    passing = ("-Xcompiler", "--compiler-options")
+    words = (word.partition("=")[2] if word.startswith(passing) and "=" in word else word for word in flags)
+    return [piece for word in words for piece in word.split(",") if piece not in passing]
+
+
 def names_in(flags: Iterable[str]) -> list[str]:
     """The programs and directories that TOOL_FLAGS may name: ``ld.gold`` for ``-fuse-ld=gold``, the value of ``-B``."""
     pieces = [piece.removeprefix("-B") for word in flags for piece in _pieces(word)]

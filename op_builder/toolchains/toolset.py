@@ -20,6 +20,7 @@ from op_builder.toolchains.flags import (
     contents_of,
     expand_response_files,
     flags_of,
+    host_words,
     named_files,
     names_in,
 )
@@ -234,7 +235,8 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     Raises:
         ToolchainError, MissingCUDAException: one of them is missing or does not answer.
     """
-    selections = (flags_of(TOOL_FLAGS, plan.compile_flags), flags_of(TOOL_FLAGS, plan.link_flags))
+    compile_flags = host_words(plan.compile_flags) if plan.uses_cuda else plan.compile_flags
+    selections = (flags_of(TOOL_FLAGS, compile_flags), flags_of(TOOL_FLAGS, plan.link_flags))
     cxx = find_cxx(memo, plan.target, selections=tuple(filter(None, selections)))
     if plan.sycl is not None:
         if plan.uses_cuda:

@@ -12,6 +12,7 @@ from op_builder.toolchains.flags import (
     check_words,
     checked_flags,
     expand_response_files,
+    host_words,
     indirect_flags,
     linked_libraries,
     named_files,
@@ -98,6 +99,11 @@ def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) 
 )
 def test_a_flag_without_an_output_is_kept(flag: str) -> None:
     assert checked_flags([flag]) == [flag]
+
+
+def test_flags_that_nvcc_passes_on_are_words_of_their_own() -> None:
+    forms = ["-Xcompiler", "-B", "-Xcompiler=/a", "--compiler-options=-wrapper,b", "-O3", "-Xcompiler='-DX=1'"]
+    assert host_words(forms) == ["-B", "/a", "-wrapper", "b", "-O3", "'-DX=1'"]
 
 
 def test_a_library_is_found_in_every_form_of_the_flag() -> None:
