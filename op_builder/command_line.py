@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
@@ -52,6 +53,12 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
         # Python flushes stdout when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE  # as shells report it
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
+        status = 1
     sys.exit(status)
 
 

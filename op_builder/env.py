@@ -366,12 +366,14 @@ ACCEL_SET_FOR_SYCL = _text(
 )
 
 
+_PROGRAM_PLACES = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
 # Starts of the names of variables that change the output of compilers, or of wrappers that are no scripts. They are
 # part of the key. Not all of OMPI_: mpirun gives each rank its own values.
 _READ_BY_COMPILERS = (
-    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "OBJCPLUS_INCLUDE_PATH"),
+    *("LIBRARY_PATH", "LD_RUN_PATH", *_PROGRAM_PLACES),
     *("LDEMULATION", "GNUTARGET"),
-    *("SOURCE_DATE_EPOCH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
+    *("SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
     *("SDKROOT", "MACOSX_DEPLOYMENT_TARGET", "DEVELOPER_DIR", "TOOLCHAINS"),
     *("NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS", "NIX_HARDENING", "NIX_ENFORCE", "SPACK_", "CRAYPE_"),
     *("OMPI_CC", "OMPI_CXX", "OMPI_CFLAGS", "OMPI_CPPFLAGS", "OMPI_LDFLAGS", "OMPI_LIBS", "MPICH_C", "I_MPI_C"),
@@ -404,6 +406,11 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
     """
     omitted = (*_DEPENDENCY_VARIABLES, *(read_by_compilers().keys() - FOR_ANY_TARGET if is_for_target else ()))
     return child_environment(**dict.fromkeys(omitted), LC_ALL="C", **changes)
+
+
+def program_places() -> list[str]:
+    """The directories in which compilers look for their programs first."""
+    return [place for name in _PROGRAM_PLACES for place in os.environ.get(name, "").split(":") if place]
 
 
 def of_another_program(name: str) -> str | None:

@@ -54,29 +54,35 @@ def read_headers(
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in (*stamped, str(depfiles[0].parent)))
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     listed = {_without_dots(os.path.join(path.parent, name)) for path in depfiles for name in _listed(path)}
-    texts = dict(_own_texts(plan, {*sources, *listed}, roots))
+    texts = {name: _spliced(text) for name, text in _own_texts(plan, {*sources, *listed}, roots)}
     orders = [[_without_dots(directory) for directory in directories] for directories in searched]
     flags = list(flags)
+    macros = "".join(
+        f"#define {value.replace('=', ' ', 1)}\n" for flag, value, _ in grouped_flags(flags) if flag == "-D"
+    )
     unclear = indirect_flags(flags) + ([] if all(orders) else ["a compiler that lists no include directories"])
-    for name, text in texts.items():
+    for name, text in {**texts, "-D": os.fsencode(macros)}.items():
         match = _HIDDEN.search(text) or (_ASSEMBLED.search(text) if assembled is None else None)
-        unclear += [f"{match[0].decode().strip()} in {os.path.basename(name)}"] if match is not None else []
+        unclear += (
+            [f"{match[0].decode(errors='replace').strip()} in {os.path.basename(name)}"] if match is not None else []
+        )
     if assembled is not None:
         # It also lists the names in #line directives, which need not exist.
         found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
         listed |= set(filter(os.path.isfile, found))
-    looked_up, empty = _lookups(texts, orders)
+    looked_up, empty = _lookups({**texts, **dict(_asking(listed - texts.keys() - sources, skipped))}, orders)
     unclear += [f"the directory {name}" for name in looked_up if os.path.isdir(name)]  # of precompiled headers
     looked_up = set(filter(os.path.isfile, looked_up))
-    # GCC reads x.h.gch instead of x.h, and lists neither.
+    # GCC reads x.h.gch instead of x.h, clang x.h.pch as well, and lists neither.
     headers_of_flags = [value for flag, value, _ in grouped_flags(flags) if flag == "-include" and os.path.isabs(value)]
     own_headers = [*(name for name in texts if os.path.isabs(name) and name not in sources), *headers_of_flags]
-    precompiled = [f"{name}.gch" for name in own_headers]
+    precompiled = [f"{name}.gch" for name in own_headers] + [f"{name}.pch" for name in headers_of_flags]
     looked_up.update(filter(os.path.isfile, precompiled))
     empty += [name for name in precompiled if name not in looked_up]
     own = {name for name in listed | looked_up if roots.name(name)[0]}
-    source_directories = set(map(os.path.dirname, sources))  # for #include "..." by a macro
-    empty += _earlier(own, [[directory, *order] for directory in source_directories for order in orders])
+    by_macro = {*sources, *(name for name, text in texts.items() if _BY_MACRO.search(text) and os.path.isabs(name))}
+    includers = set(map(os.path.dirname, by_macro))  # whose directories #include "..." searches first
+    empty += _earlier(own, [[directory, *order] for directory in includers for order in orders])
     empty += _earlier(listed - own, orders)
     places = {name: roots.name(name) for name in listed | looked_up}
     missing = set(map(_first_missing, dict.fromkeys(empty))) - {""}
@@ -122,13 +128,22 @@ def _without_dots(name: str) -> str:
 
 # A directive or operator that looks for a file, and the name in quotes or in angle brackets.
 _LOOKUP = re.compile(
-    rb"(?:^[ \t]*#[ \t]*(include|import)|\b(__has_include)[ \t]*\()"
+    rb"(?:^[ \t]*(?:#|%:)[ \t]*(include|import)|\b(__has_include(?:_next)?)[ \t]*\()"
     rb'[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
     re.MULTILINE,
 )
 # What reads a file that no depfile lists: a C++ text, and where the assembler writes no depfile, its directives.
 _HIDDEN = re.compile(
-    rb"^[ \t]*#[ \t]*embed\b|\b__has_embed\b|(?<!define )\b__has_include[ \t]*\([ \t]*\w+", re.MULTILINE
+    rb"^[ \t]*(?:#|%:)[ \t]*embed\b|\b__has_embed\b|(?<!define )\b__has_include(?:_next)?[ \t]*\([ \t]*\w+"
+    # Under another name, or passed to a macro; not defined(__has_include).
+    rb"|^[ \t]*(?:#|%:)[ \t]*(?:if|elif|define)\b(?:(?!\bdefine[ \t]+__has|\bdefined\b).)*\b__has_include(?:_next)?\b"
+    rb"(?![ \t]*\(|\")",
+    re.MULTILINE,
+)
+# #include of a macro's value.
+_BY_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*include(?:_next)?[ \t]+\w", re.MULTILINE)
+_COMMENT = re.compile(
+    rb"//[^\n]*|/\*.*?\*/|(\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|\binclude[ \t]*<[^>\n]*>)", re.DOTALL
 )
 _ASSEMBLED = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
 
@@ -142,6 +157,23 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
         root = roots.name(name)[0]
         if root and not root.startswith(INSTALLED) and os.path.isfile(name):
             yield name, Path(name).read_bytes()
+
+
+def _asking(names: Iterable[str], skipped: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """(path, content) of the system's headers that look for others by ``__has_include``."""
+    for name in names:
+        if (
+            not name.startswith(skipped)
+            and os.path.isfile(name)
+            and b"__has_include" in (text := Path(name).read_bytes())
+        ):
+            yield name, b"\n".join(line for line in _spliced(text).splitlines() if b"__has_include" in line)
+
+
+def _spliced(text: bytes) -> bytes:
+    """A C++ text with each directive on one line, and without comments."""
+    text = text.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
+    return _COMMENT.sub(lambda found: found[1] or b" ", text)
 
 
 def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str], list[str]]:
@@ -162,11 +194,13 @@ def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str]
             for directories in [[]] if directive else orders:
                 for directory in (*own, *directories):
                     place = os.path.normpath(os.path.join(directory, name))
-                    if os.path.isfile(place):
-                        if operator:
-                            found.add(place)
+                    if not os.path.isfile(place):
+                        empty.append(place)
+                        continue
+                    if operator:
+                        found.add(place)
+                    if operator != b"__has_include_next":  # which searches behind the directory of its own file
                         break
-                    empty.append(place)
     return found, empty
 
 

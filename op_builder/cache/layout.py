@@ -173,8 +173,11 @@ def location_rejection(root: Path) -> Rejection | None:
     names: list[str] | None
     try:
         names = os.listdir(root)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        is_other = os.path.exists(root)  # else a file is above it, which writing reports
+        return Rejection(f"{root} is not a directory.", "Set ACCEL_CACHE_DIR to a directory.") if is_other else None
     except OSError:
         if not os.access(root, os.W_OK | os.X_OK):
             return None  # writing will fail with the reason

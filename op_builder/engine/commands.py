@@ -17,7 +17,7 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
-from op_builder.toolchains.flags import grouped_flags
+from op_builder.toolchains.flags import TOOL_FLAGS, flags_of, grouped_flags
 from op_builder.toolchains.packaged import (
     openmp_headers,
     openmp_runtime,
@@ -339,8 +339,8 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, .
     if toolset.sycl is not None:
         search.append(f"-L{toolset.sycl.library_dir}")
         sycl = ["-lsycl"]
-    chosen = [flag for flag in plan.link_flags if flag.startswith(("-fuse-ld", "-B", "--ld-path"))]
-    listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
+    linker = (*toolset.cxx.command, *flags_of(TOOL_FLAGS, plan.link_flags))
+    listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked(linker) else []
     keeps_debug = any(flag.startswith("-g") for flag in plan.cxx_flags)
     own = small_library(plan.system, keeps_debug=keeps_debug) if toolset.cxx.is_zig else []
     if plan.system == "darwin":

@@ -37,7 +37,7 @@ from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import Rejection
 from op_builder.toolchains.compiler_probe import library_directories
-from op_builder.toolchains.flags import linked_libraries
+from op_builder.toolchains.flags import PLACE_FLAGS, flags_of, linked_libraries
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
@@ -145,6 +145,7 @@ def key_of_steps(
     assembled = [staging / step.assembled for step in steps]
     is_listed = lists_assembled(plan, toolset) and all(path.exists() for path in assembled)
     flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *toolset.cxx.flags, *toolset.variable_words]
+    linker = (*toolset.cxx.command, *flags_of(PLACE_FLAGS, plan.link_flags))
     read = read_headers(
         plan,
         [staging / step.depfile for step in steps],
@@ -153,7 +154,7 @@ def key_of_steps(
         flags=[*flags, *(flag for step in steps for flag in step.source.flags)],
         assembled=assembled if is_listed else None,
         linked=linked,
-        library_directories=library_directories(toolset.cxx.command) if linked_libraries(plan.link_flags) else (),
+        library_directories=library_directories(linker) if linked_libraries(plan.link_flags) else (),
     )
     return BuildKey(key, *read)
 

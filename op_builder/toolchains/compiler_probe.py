@@ -20,7 +20,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.file_contents import file_status
 from op_builder.system.process import run
-from op_builder.toolchains.flags import contents_of
+from op_builder.toolchains.flags import TOOL_FLAGS, contents_of, flags_of, names_in
 
 _START_BYTES = 1 << 16
 _SCRIPT_BYTES = 1 << 20
@@ -54,6 +54,8 @@ _OF_THE_USER = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOST", "HOSTNAME", "LANG", "LC_ALL", "TMPDIR", "TMP", "TEMP", "PWD"),
     *("OLDPWD", "PYENV_DIR", "SHLVL", "TERM", "COLUMNS", "LINES", "DISPLAY", "PS1", "PROMPT_COMMAND"),
 }
+# Programs that directories of -B and COMPILER_PATH may replace.
+_SELECTABLE = ("as", "ld", "cc1", "cc1plus", "collect2", "lto-wrapper", "lto1")
 _OLDEST_SYSTEM = re.compile(r"(-linux-gnu|-macos)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 _SEARCH_LIST = re.compile(r'^#include "\.\.\." search starts here:\n(.*?)^End of search list', re.MULTILINE | re.DOTALL)
@@ -63,11 +65,14 @@ _SEARCH_DIRECTORY = re.compile(r'SEARCH_DIR\("=?([^"]+)"\)')
 LINKED_FLAG = "--dependency-file"
 
 
-def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[str, Any], list[str]]:
+def ask_compiler(
+    command: tuple[str, ...], programs: list[str], selections: Iterable[tuple[str, ...]] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """The version and target that a compiler reports, and the files that the answer depends on.
 
     Args:
         programs: the words of ``command`` that are programs, resolved.
+        selections: TOOL_FLAGS that other flags select programs with.
 
     Raises:
         ToolchainError: it does not answer.
@@ -81,17 +86,24 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
             f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
-            + (f"; it printed: {answer[0]}" if answer else "."),
+            + (f"; it printed: {answer[0].rstrip('.')}." if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
     _require_list_of_headers(command)
     backend = "clang" if "clang" in version.output else "cc1plus"
     backend_path = ask([*query, f"-print-prog-name={backend}"]).last_line
     tools = [ask([*query, f"-print-prog-name={name}"]).last_line for name in ("as", "ld")]
+    selected = [flags for flags in dict.fromkeys([flags_of(TOOL_FLAGS, command), *selections]) if flags]
+    named_by_flags = [name for flags in selected for name in names_in(flags)]
+    selectable = [*_SELECTABLE, *(name for name in named_by_flags if "/" not in name)]
+    tools += [ask([*query, *flags, f"-print-prog-name={name}"]).last_line for flags in selected for name in selectable]
     found = [path for name in (backend_path, *tools) if os.path.isabs(path := shutil.which(name) or name)]
+    places = dict.fromkeys([*env.program_places(), *filter(os.path.isabs, named_by_flags)])
+    replacing = [f"{place}/{name}" for place in places for name in (*selectable, "specs")]
+    found += filter(shutil.which, [*named_by_flags, *replacing])
     named, variables = wrapper_facts(programs, found)
     configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's
-    files = [*map(os.path.realpath, [*programs, *found]), *named, *configured]
+    files = [*map(os.path.realpath, [*programs, *found]), *named, *configured, *replacing]
     macros = predefined_macros(command)
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
     line = version_line(version.output.strip() or version.errors.strip(), macros)

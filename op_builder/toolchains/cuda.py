@@ -32,6 +32,11 @@ _ANSWER: Schema = {
     "digest": is_text,
 }
 USUAL_HOME = Path("/usr/local/cuda")
+# What nvcc runs and reads in its toolkit, apart from headers and libraries.
+_PARTS = (
+    *("nvvm/bin/cicc", "nvvm/libdevice/libdevice.10.bc", "bin/nvcc.profile"),
+    *("bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink"),
+)
 _WHEELS = "cccl,crt,cudart,nvcc,nvvm"  # extras of the distribution cuda-toolkit, which torch pins to its version
 
 
@@ -143,8 +148,7 @@ def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
         real_nvcc = os.path.realpath(Path(home) / "bin" / "nvcc")
         named, variables = wrapper_facts([nvcc])
         listed = run([nvcc, "--list-gpu-arch"]).output  # since CUDA 11
-        parts = [os.path.join(home, part) for part in ("nvvm/bin/cicc", "bin/ptxas", "bin/cudafe++")]
-        files = [os.path.realpath(nvcc), real_nvcc, *filter(os.path.isfile, parts), *named]
+        files = [os.path.realpath(nvcc), real_nvcc, *(os.path.join(home, part) for part in _PARTS), *named]
         fact = {
             "home": home,
             "version": [int(found[1]), int(found[2])],

@@ -17,7 +17,14 @@ logger = logging.getLogger(__name__)
 DIRECTORY_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
 _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 # Their value is always a word of its own.
-_TWO_WORDS = ("-Xclang", "-Xcompiler", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
+_TWO_WORDS = (
+    *("-Xclang", "-Xcompiler", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param"),
+    *("-B", "-wrapper", "-specs", "--specs", "--sysroot", "-isysroot", "-target", "-gcc-toolchain"),
+)
+# Which programs the driver starts.
+TOOL_FLAGS = ("-B", "-fuse-ld", "--ld-path", "-wrapper", "--gcc-", "-gcc-toolchain")
+# In which directories the linker searches.
+PLACE_FLAGS = (*TOOL_FLAGS, "--sysroot", "-isysroot", "-target", "--target", "-m")
 _NVCC_FILES = ("-optf", "--options-file")
 _LISTS_HEADERS_INTO = ("-MF", "-MT", "-MQ", "-MJ", "--dependency-output", "--dependency-target-name")
 _OUTPUTS = ("-o", "--output", "-dumpdir", "-dumpbase")
@@ -48,6 +55,28 @@ def grouped_flags(flags: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, .
         takes_next = word in (*_VALUED_FLAGS, *_TWO_WORDS)
         rest = [next(words, "")] if takes_next else []
         yield flag, "".join(rest) or word.removeprefix(flag), (word, *rest)
+
+
+def flags_of(kinds: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...]:
+    """The words of those flags that start with one of ``kinds``: TOOL_FLAGS or PLACE_FLAGS."""
+    flags = list(flags)
+    if not any(word.startswith(kinds) for word in flags):
+        return ()
+    return tuple(word for _, _, words in grouped_flags(flags) if words[0].startswith(kinds) for word in words)
+
+
+def host_words(flags: Iterable[str]) -> list[str]:
+    """nvcc's flags, with those that it passes to the host compiler as words of their own."""
+    passing = ("-Xcompiler", "--compiler-options")
+    words = (word.partition("=")[2] if word.startswith(passing) and "=" in word else word for word in flags)
+    return [piece for word in words for piece in word.split(",") if piece not in passing]
+
+
+def names_in(flags: Iterable[str]) -> list[str]:
+    """The programs and directories that TOOL_FLAGS may name: ``ld.gold`` for ``-fuse-ld=gold``, the value of ``-B``."""
+    pieces = [piece.removeprefix("-B") for word in flags for piece in _pieces(word)]
+    names = [piece for piece in pieces if piece and not piece.startswith("-")]
+    return [*names, *(f"ld.{name}" for name in names if "/" not in name)]
 
 
 def without_older_standards(op: str, needed: str, flags: Sequence[str]) -> list[str]:
@@ -232,6 +261,7 @@ def indirect_flags(flags: Iterable[str]) -> list[str]:
         if word.startswith(_INDIRECT)
         or any(piece.startswith(_INDIRECT_PASSED_ON) for piece in _pieces(word.replace("+", ",")))
         or ("-use=" in word and os.path.isdir(word.partition("=")[2]))
+        or (word.startswith("-fplugin=") and "/" not in word)  # GCC looks for it in a directory of its own
     ]
 
 
@@ -247,10 +277,15 @@ def linked_files(flags: Iterable[str]) -> list[str]:
 
 
 def linked_libraries(flags: Iterable[str]) -> list[str]:
-    """The words in which link flags name libraries that the linker looks for (``-lz``), or shared libraries."""
-    return [
-        piece for word in flags for piece in _pieces(word) if piece.startswith("-l") or ".so" in os.path.basename(piece)
-    ]
+    """The libraries that link flags make the linker look for, each as ``-lz``, and shared libraries that they name."""
+    found = []
+    pieces = iter([piece for word in flags if word != "-Xlinker" for piece in _pieces(word)])
+    for piece in pieces:
+        if piece in ("-l", "--library"):
+            found.append(f"-l{next(pieces, '')}")
+        elif piece.startswith("-l") or ".so" in os.path.basename(piece):
+            found.append(piece)
+    return found
 
 
 def contents_of(files: Iterable[str]) -> list[str]:

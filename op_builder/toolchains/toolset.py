@@ -14,7 +14,16 @@ from op_builder import env
 from op_builder.errors import AccelError, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.records import Memo, Schema, are_texts, is_flag, is_text
-from op_builder.toolchains.flags import checked_flags, contents_of, expand_response_files, named_files
+from op_builder.toolchains.flags import (
+    TOOL_FLAGS,
+    checked_flags,
+    contents_of,
+    expand_response_files,
+    flags_of,
+    host_words,
+    named_files,
+    names_in,
+)
 
 if TYPE_CHECKING:
     from op_builder.system.target import Target
@@ -72,12 +81,19 @@ class Compiler(NamedTuple):
 INSTALL_GXX = "Debian and Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`"
 
 
-def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: bool = False) -> Compiler:
+def find_cxx(
+    memo: Memo,
+    target: "Target | None" = None,
+    *,
+    needs_libstdcxx: bool = False,
+    selections: tuple[tuple[str, ...], ...] = (),
+) -> Compiler:
     """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else that of the package ziglang.
 
     Args:
         target: the platform to compile for, by ziglang; None for this machine and any compiler.
         needs_libstdcxx: the remedy does not name ziglang, which has libc++.
+        selections: TOOL_FLAGS of a plan, by which it may start other programs.
 
     Raises:
         ToolchainError: it is missing, or it does not answer ``--version``.
@@ -92,7 +108,7 @@ def find_cxx(memo: Memo, target: "Target | None" = None, *, needs_libstdcxx: boo
     for words in commands:
         program = shutil.which(words[0])
         if program is not None:
-            return identify((os.path.abspath(program), *words[1:]), memo)
+            return identify((os.path.abspath(program), *words[1:]), memo, selections)
         if named is not None:
             raise ToolchainError(
                 f"CXX={text!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
@@ -134,7 +150,7 @@ def _checked(command: tuple[str, ...]) -> list[str]:
         raise ToolchainError(f"CXX: {error.message}", error.remedy) from None
 
 
-def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
+def identify(command: tuple[str, ...], memo: Memo, selections: tuple[tuple[str, ...], ...] = ()) -> Compiler:
     """The compiler that ``command`` starts; its version and target come from the memo if they are there."""
     # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
     words = [word for word in command if not word.startswith("-")]
@@ -152,10 +168,14 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     def compute() -> tuple[dict[str, Any], list[str]]:
         from op_builder.toolchains.compiler_probe import ask_compiler
 
-        return ask_compiler(command, programs)
+        return ask_compiler(command, programs, selections)
 
-    binutils = [shutil.which("as"), shutil.which("ld")]  # GCC may find them on PATH
-    fact = memo.get(f"c++ compiler {command} {path} {binutils}", _ANSWER, compute, is_program=True)
+    named = names_in(flags_of(TOOL_FLAGS, (*command, *(flag for selection in selections for flag in selection))))
+    binutils = [shutil.which(name) for name in ("as", "ld", *named)]  # GCC may find them on PATH
+    subject = f"c++ compiler {command} {path} {binutils}"
+    if selecting := [*selections, *env.program_places()]:
+        subject += f" {selecting}"
+    fact = memo.get(subject, _ANSWER, compute, is_program=True)
     variables = tuple(fact["variables"])
     return Compiler(
         command, path, fact["version"], fact["target"], fact["is_gcc"], variables, fact["digest"], flags, flags_text
@@ -215,7 +235,9 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     Raises:
         ToolchainError, MissingCUDAException: one of them is missing or does not answer.
     """
-    cxx = find_cxx(memo, plan.target)
+    compile_flags = host_words(plan.compile_flags) if plan.uses_cuda else plan.compile_flags
+    selections = (flags_of(TOOL_FLAGS, compile_flags), flags_of(TOOL_FLAGS, plan.link_flags))
+    cxx = find_cxx(memo, plan.target, selections=tuple(filter(None, selections)))
     if plan.sycl is not None:
         if plan.uses_cuda:
             raise ToolchainError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
 from op_builder import __main__ as command
+from tests.support.foreign_package import python
 
 COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "run", "caches", "launch")
 
@@ -36,3 +38,15 @@ def test_an_unknown_command_is_an_error_with_near_matches(
     argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in printed(capsys, argument, status=2)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    ended = python(
+        "-c",
+        "import os, sys\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+        "from op_builder.command_line import run_main\n"
+        "run_main(lambda: print('text') or 0)",
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "The output cannot be written: No space left on device.\n"

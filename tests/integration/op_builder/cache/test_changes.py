@@ -185,6 +185,71 @@ def test_a_new_header_in_an_earlier_directory_counts(
 
 
 @needs_gxx
+@pytest.mark.parametrize(
+    ("text", "is_listed"),
+    [
+        ('#if defined(__has_include) && __has_include("asked.h")', True),
+        ("/* don't */ // \"\n%:if __has_include/**/(\\\n<asked.h>)", True),
+        ("#if __has_include_next(<asked.h>)", True),
+        ('#include "nested/by_macro.h"\n#if 1', True),
+        ("#include <system.h>\n#if 1", True),
+        ('// __has_include\n#define NAME "__has_include"\n#if __has_include("asked.h")', True),
+        ('#define LOOKS __has_include\n#if LOOKS("asked.h")', False),
+        ('#if ASKS("asked.h")', False),
+    ],
+)
+def test_a_file_that_was_looked_for_in_vain_counts(
+    small: SmallBuilder, tmp_path: Path, text: str, is_listed: bool
+) -> None:
+    (small.directory / "small.cpp").write_text(f"{text}\n#endif\n{ENTRY}")
+    files = {
+        "nested/by_macro.h": "#include NESTED\n",
+        "asked_for.h": "",
+        "system.h": '#if __has_include("asked.h")\n#endif',
+    }
+    for name, content in files.items():
+        place = (tmp_path / "system" if name == "system.h" else small.directory / "include") / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+    small.flags += ['-DNESTED="asked_for.h"', "-DASKS=__has_include"][: 1 if is_listed else 2]
+    with env.scope(CPATH=str(tmp_path / "system")):
+        entry = compile_op(small)
+        assert bool(entry.manifest.key.unlisted) is not is_listed
+        assert misses(small) is None
+        new = "nested/asked_for.h" if "by_macro" in text else "asked.h"
+        (small.directory / "include" / new).touch()
+        assert not is_listed or misses(small) == [f"{new} is new"]
+
+
+@needs_gxx
+def test_a_file_that_a_header_of_the_system_looked_for_counts(
+    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("op_builder.cache.key._own_prefix", lambda: str(tmp_path))
+    monkeypatch.setattr("op_builder.cache.key._shared_directories", lambda: {str(tmp_path)})
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "system.h").write_text('#if __has_include("asked.h")\n#endif')
+    (small.directory / "small.cpp").write_text(f"#include <system.h>\n{ENTRY}")
+    with env.scope(CPATH=str(tmp_path / "system")):
+        entry = compile_op(small)
+        assert str(tmp_path / "system" / "system.h") in entry.manifest.key.system.paths
+        assert misses(small) is None
+        (small.directory / "include" / "asked.h").touch()
+        assert misses(small) == ["asked.h is new"]
+
+
+@needs_gxx
+def test_a_new_precompiled_header_of_clang_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    (tmp_path / "forced.h").touch()
+    small.flags += ["-include", f"{tmp_path}/forced.h"]
+    with env.scope(CXX=require_program("clang++")):
+        compile_op(small)
+        assert misses(small) is None
+        (tmp_path / "forced.h.pch").touch()
+        assert misses(small) == ["../forced.h.pch is new"]
+
+
+@needs_gxx
 def test_a_new_header_that_precedes_one_of_the_system_counts(small: SmallBuilder) -> None:
     (small.directory / "small.cpp").write_text(f"#include <stdlib.h>\n#include <vector>\n{ENTRY}")
     compile_op(small)
@@ -203,13 +268,17 @@ def test_a_new_header_that_precedes_one_of_the_system_counts(small: SmallBuilder
         ("--library-directory={}/a -L{}/b -lfoo", {}, "a/libfoo.so"),
         ("-Wl,-L,{}/a -Wl,-L{}/b -Wl,-lfoo", {}, "a/libfoo.a"),
         ("-L{}/b -lfoo", {}, "b/libfoo.so"),
+        ("--sysroot={} -L{}/b -lfoo", {}, "lib/libfoo.a"),
     ],
 )
 def test_a_new_library_that_the_linker_may_take_counts(
     small: SmallBuilder, tmp_path: Path, flags: str, variables: dict[str, str], new: str
 ) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "b", "lib"):
         (tmp_path / name).mkdir()
+    if "sysroot" in flags:
+        for place in ("lib64", "usr", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"):
+            (tmp_path / place).symlink_to(f"/{place}")
     archive = "echo 'int foo() { return 1; }' >f.cpp && g++ -fPIC -c f.cpp -o f.o && ar rcs b/libfoo.a f.o"
     assert os.system(f"cd '{tmp_path}' && {archive}") == 0
     (small.directory / "small.cpp").write_text(f"int foo();\nint bar() {{ return foo(); }}\n{ENTRY}")
@@ -321,7 +390,11 @@ def key(small: SmallBuilder, **variables: str) -> str:
 def test_variables_of_the_compiler_count(builder: ChangedBuilder, place: Path) -> None:
     with env.scope(CXX=f"{place}/tree/cxx -DDEFINED=2"):
         assert misses(builder) == ["flags in CXX: none -> -DDEFINED=2"]
-    for name, value in (("CPATH", f"{place}/tree/another"), ("SOURCE_DATE_EPOCH", "1")):  # of __DATE__ and __TIME__
+    directories = ("CPATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "OBJCPLUS_INCLUDE_PATH")
+    values = dict.fromkeys(directories, f"{place}/tree/another") | {
+        "SOURCE_DATE_EPOCH": "1"
+    }  # of __DATE__ and __TIME__
+    for name, value in values.items():
         with env.scope(**{name: value}):
             assert "compiler variables: " in (misses(builder) or [""])[0]
 
@@ -378,6 +451,40 @@ def test_binutils_that_path_selects_count(small: SmallBuilder, tmp_path: Path, n
         program(tmp_path / name, f'exec {require_program(name)} "$@"  # {value}')
         keys.add(key(small, PATH=path))
     assert len(keys) == 3
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("name", "compile_flags", "link_flags", "variables"),
+    [
+        ("ld.gold", "", "-fuse-ld=gold", {"PATH": "{}:$PATH"}),
+        ("ld.gold", "", "-fuse-ld=gold -B{}", {}),
+        ("ld", "", "-B {}/", {}),
+        ("collect2", "", "-B{}", {}),
+        ("as", "-B {}", "", {}),
+        ("specs", "-B{}", "", {}),
+        ("ld", "", "", {"COMPILER_PATH": "{}"}),
+        ("ld.gold", "", "-fuse-ld=gold", {"COMPILER_PATH": "{}"}),
+        ("timed", "-wrapper timed,-v", "", {"PATH": "{}:$PATH"}),
+        ("as", "", "-fuse-ld=gold", {"CXX": "g++ -B{}"}),
+    ],
+)
+def test_programs_that_flags_or_variables_select_count(
+    small: SmallBuilder, tmp_path: Path, name: str, compile_flags: str, link_flags: str, variables: dict[str, str]
+) -> None:
+    place = tmp_path / "bin"
+    place.mkdir()
+    small.flags += compile_flags.replace("{}", str(place)).split()
+    small.link = link_flags.replace("{}", str(place)).split()
+    path = os.environ["PATH"]
+    values = {each: value.replace("{}", str(place)).replace("$PATH", path) for each, value in variables.items()}
+    key(small)  # remembers the compiler without the variables
+    keys = {key(small, **values)}
+    for text in ("1", "2", "$TIMED_FLAGS"):
+        program(place / name, f"exec {name} {text}")
+        keys.add(key(small, **values))
+    assert len(keys) == 4
+    assert name == "specs" or key(small, **values, TIMED_FLAGS="3") not in keys, "variables of a script"
 
 
 INCLUDES_OR_READS = [

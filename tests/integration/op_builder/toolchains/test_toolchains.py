@@ -110,6 +110,19 @@ NVCC = """case "$*" in
 esac"""
 
 
+@pytest.mark.parametrize("part", ["bin/nvcc.profile", "bin/fatbinary", "nvvm/libdevice/libdevice.10.bc"])
+def test_what_nvcc_runs_and_reads_counts(tmp_path: Path, memo: Memo, part: str) -> None:
+    program(tmp_path / "bin" / "nvcc", NVCC.format(13))
+    digests = set()
+    with env.scope(CUDA_HOME=str(tmp_path)):
+        for text in ("", "1", "2"):
+            if text:  # it appears, then changes
+                (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / part).write_text(text)
+            digests.add(find_cuda(memo, for_torch=False).digest)
+    assert len(digests) == 3
+
+
 @pytest.mark.parametrize(
     ("system", "wheels", "of_torch", "found"),
     [

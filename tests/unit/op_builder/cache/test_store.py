@@ -210,6 +210,14 @@ def test_a_user_without_a_place_for_the_cache_learns_what_to_set(
         assert Cache(tmp_path).entries() == []
 
 
+def test_a_cache_directory_that_is_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o666)
+    with pytest.raises(CacheError, match="is not a directory") as caught, Cache(tmp_path / "file").staging("x"):
+        pass
+    assert "chmod" not in caught.value.remedy
+
+
 def test_a_directory_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot be written") as caught, Cache(tmp_path / "file" / "c").staging("x"):

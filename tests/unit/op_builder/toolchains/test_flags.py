@@ -12,7 +12,9 @@ from op_builder.toolchains.flags import (
     check_words,
     checked_flags,
     expand_response_files,
+    host_words,
     indirect_flags,
+    linked_libraries,
     named_files,
     without_older_standards,
 )
@@ -47,6 +49,7 @@ def test_a_file_that_a_flag_names_is_found(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("form", ["@{}", "-Wl,@{}", "-Xcompiler=@{}", "-specs={}", "--config={}", "-fprofile-use={}"])
 def test_a_flag_that_names_a_list_or_directory_of_inputs_is_found(tmp_path: Path, form: str) -> None:
     assert indirect_flags(["-O2", form.format(tmp_path), f"-DX=@{tmp_path}"]) == [form.format(tmp_path)]
+    assert indirect_flags(["-fplugin=name"]) == ["-fplugin=name"]
 
 
 @pytest.mark.parametrize("word", ["/a\nb", "-DX=\0"])
@@ -96,3 +99,13 @@ def test_each_removed_standard_is_logged_once(caplog: pytest.LogCaptureFixture) 
 )
 def test_a_flag_without_an_output_is_kept(flag: str) -> None:
     assert checked_flags([flag]) == [flag]
+
+
+def test_flags_that_nvcc_passes_on_are_words_of_their_own() -> None:
+    forms = ["-Xcompiler", "-B", "-Xcompiler=/a", "--compiler-options=-wrapper,b", "-O3", "-Xcompiler='-DX=1'"]
+    assert host_words(forms) == ["-B", "/a", "-wrapper", "b", "-O3", "'-DX=1'"]
+
+
+def test_a_library_is_found_in_every_form_of_the_flag() -> None:
+    forms = ["-lz", "-l", "z", "-Wl,-l,z", "-Wl,--library=z", "-Xlinker", "-l", "-Xlinker", "z", "--library", "z"]
+    assert linked_libraries([*forms, "-L/x", "/x/libz.so.1"]) == ["-lz"] * 6 + ["/x/libz.so.1"]
