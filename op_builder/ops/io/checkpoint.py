@@ -34,13 +34,11 @@ from op_builder.ops.io.tensor_store_memory import body_to_write, is_filled_in_pl
 _PAGE_BYTES = 4096
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/")  # pathlib drops one of its two slashes
 
-Path_ = str | os.PathLike[str]
-
 
 class _InDirectory:
     """What both storages do with their path."""
 
-    def __init__(self, path: Path_) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.reset(path)
 
     @property
@@ -49,11 +47,11 @@ class _InDirectory:
         return self._directory
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Path_) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is the path of a directory, and not an address."""
         return os.fspath(checkpoint_id) != "" and not _ADDRESS.match(os.fspath(checkpoint_id))
 
-    def reset(self, checkpoint_id: Path_ | None = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Use another directory, if one is passed."""
         if checkpoint_id is None:
             return
@@ -86,7 +84,7 @@ class CheckpointWriter(_InDirectory, StorageWriter):
         IncompatibleOpError: this machine is big-endian, or the op ``async_io`` cannot be loaded.
     """
 
-    def __init__(self, path: Path_, *, overwrite: bool = True, is_durable: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = True, is_durable: bool = True) -> None:
         super().__init__(path)
         self._overwrite = overwrite
         self._is_durable = is_durable
@@ -182,7 +180,7 @@ class CheckpointReader(_InDirectory, StorageReader):
         DamagedTensorError: a file is not what was saved; tensors may have been changed already.
     """
 
-    def __init__(self, path: Path_) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._parts: dict[MetadataIndex, Part] = {}
         self._error: AccelError | None = None
@@ -206,11 +204,18 @@ class CheckpointReader(_InDirectory, StorageReader):
         self._parts = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan itself."""
-        return plan
+        """The plan, with the files of the checkpoint that this rank found."""
+        return replace(plan, storage_data={part.file for part in self._parts.values()})
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans themselves."""
+        """The plans themselves, if all ranks found the same checkpoint."""
+        if any(plan.storage_data != plans[0].storage_data for plan in plans):
+            raise _failure(
+                self._directory,
+                "has different checkpoints for different ranks; a save replaced it, or the ranks do not share it",
+                "Load again when no save is running, from a file system that all ranks share.",
+                errno.EBUSY,
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -221,12 +226,17 @@ class CheckpointReader(_InDirectory, StorageReader):
         handles = Handles()
         for file, items in by_file.items():
             path = self._directory / file
-            if not path.exists():
-                raise _failure(
-                    path, "is missing", "Restore it from a backup; if the checkpoint was just replaced, load again."
-                )
             reads = (_part_read(item, self._parts[item.storage_index], planner) for item in items)
-            files.read_parts(path, reads, handles)
+            try:
+                files.read_parts(path, reads, handles)
+            except StorageError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                raise _failure(
+                    path,
+                    "is missing; a save replaced the checkpoint during the load, or the file was lost",
+                    "Load again; if that fails, restore the file from a backup.",
+                ) from None
         return _future(None)
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from op_builder.errors import AccelError, DamagedTensorError, OpArgumentError, StorageError
 from op_builder.ops import CheckpointReader, CheckpointWriter, TensorStore
@@ -303,6 +304,35 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     error = failure(lambda: load({"x": torch.zeros(10)}, tmp_path))
     assert isinstance(error, StorageError)
     assert f"{file} is missing" in str(error)
+
+
+def test_a_load_that_a_save_overtakes_is_to_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = checkpoint_files.read_parts
+
+    def after_a_save(*arguments: Any) -> None:
+        monkeypatch.undo()
+        save({"x": torch.ones(10)}, tmp_path)
+        honest(*arguments)
+
+    save({"x": torch.zeros(10)}, tmp_path)
+    monkeypatch.setattr(checkpoint_files, "read_parts", after_a_save)
+    error = failure(lambda: load({"x": torch.zeros(10)}, tmp_path))
+    assert isinstance(error, StorageError)
+    assert "is missing" in error.message
+    assert "Load again" in str(error)
+    assert load({"x": torch.zeros(10)}, tmp_path)["x"].sum() == 10
+
+
+def test_ranks_that_find_different_checkpoints_load_neither(tmp_path: Path) -> None:
+    plans = []
+    for value in range(2):
+        save({"x": torch.full((1,), value)}, tmp_path)
+        reader = CheckpointReader(tmp_path)
+        reader.set_up_storage_reader(reader.read_metadata(), is_coordinator=True)
+        plans.append(reader.prepare_local_plan(LoadPlan([])))
+    assert reader.prepare_global_plan([plans[1]] * 2) == [plans[1]] * 2
+    with pytest.raises(StorageError, match="different checkpoints for different ranks"):
+        reader.prepare_global_plan(plans)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
