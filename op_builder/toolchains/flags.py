@@ -59,9 +59,6 @@ def grouped_flags(flags: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, .
 
 def flags_of(kinds: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...]:
     """The words of those flags that start with one of ``kinds``: TOOL_FLAGS or PLACE_FLAGS."""
-    flags = list(flags)
-    if not any(word.startswith(kinds) for word in flags):
-        return ()
     return tuple(word for _, _, words in grouped_flags(flags) if words[0].startswith(kinds) for word in words)
 
 

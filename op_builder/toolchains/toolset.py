@@ -170,11 +170,12 @@ def identify(command: tuple[str, ...], memo: Memo, selections: tuple[tuple[str, 
 
         return ask_compiler(command, programs, selections)
 
-    named = names_in(flags_of(TOOL_FLAGS, (*command, *(flag for selection in selections for flag in selection))))
+    selecting = [*selections, flags_of(TOOL_FLAGS, flags)] if selections or flags else []
+    named = [name for selection in selecting for name in names_in(selection)]
     binutils = [shutil.which(name) for name in ("as", "ld", *named)]  # GCC may find them on PATH
     subject = f"c++ compiler {command} {path} {binutils}"
-    if selecting := [*selections, *env.program_places()]:
-        subject += f" {selecting}"
+    if places := [*selections, *env.program_places()]:
+        subject += f" {places}"
     fact = memo.get(subject, _ANSWER, compute, is_program=True)
     variables = tuple(fact["variables"])
     return Compiler(
@@ -236,8 +237,8 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
         ToolchainError, MissingCUDAException: one of them is missing or does not answer.
     """
     compile_flags = host_words(plan.compile_flags) if plan.uses_cuda else plan.compile_flags
-    selections = (flags_of(TOOL_FLAGS, compile_flags), flags_of(TOOL_FLAGS, plan.link_flags))
-    cxx = find_cxx(memo, plan.target, selections=tuple(filter(None, selections)))
+    kinds = [flags for flags in (compile_flags, plan.link_flags) if any(word.startswith(TOOL_FLAGS) for word in flags)]
+    cxx = find_cxx(memo, plan.target, selections=tuple(flags_of(TOOL_FLAGS, flags) for flags in kinds))
     if plan.sycl is not None:
         if plan.uses_cuda:
             raise ToolchainError(
