@@ -4,7 +4,7 @@
 //   struct Checked;                                    // a checked list of tensors
 //   static Checked check(const TensorLists&, const Tensors& steps, const std::string& isa);
 //   static void check_grads(const TensorLists&, const std::string& isa, Checked&);  // nothing else changed
-//   static void check_counters(const Checked&);        // refuses those in host memory that are no counts
+//   static void check_counters(const Checked&);        // rejects counters in host memory that are no counts
 //   static void run(const Checked&, const ControlAddresses&, std::int32_t device, const FusedArguments&);
 //   static std::string supported_isas();               // of the CPU's kernels, best last, with commas between
 //   static std::string devices();                      // types of devices, with commas between

@@ -142,8 +142,12 @@ _HIDDEN = re.compile(
 )
 # #include of a macro's value.
 _BY_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*include(?:_next)?[ \t]+\w", re.MULTILINE)
+# What looks like a comment in a string or in the name of a header is none.
 _COMMENT = re.compile(
-    rb"//[^\n]*|/\*.*?\*/|(\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|\binclude[ \t]*<[^>\n]*>)", re.DOTALL
+    rb"//[^\n]*|/\*.*?(?:\*/|\Z)"
+    rb"|(R\"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'"
+    rb"|(?:\binclude|include(?:_next)?[ \t]*\()[ \t]*<[^>\n]*>)",
+    re.DOTALL,
 )
 _ASSEMBLED = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
 

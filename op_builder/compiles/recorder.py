@@ -75,7 +75,7 @@ def _is_locked(file: Path) -> bool:
 def _is_mapped(library: Path) -> bool:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # another user's process, or one that has ended
-            if os.fsencode(library) in maps.read_bytes():
+            if os.fsencode(os.path.realpath(library)) in maps.read_bytes():
                 return True
     return False
 

@@ -115,13 +115,14 @@ class HostOptimizer(NativeOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; checks its parameters and options as the constructor does."""
-        super().add_param_group(param_group)
-        if self.in_backward:
-            try:
-                self._hooks += add_hooks(self, len(self.param_groups) - 1)
-            except BaseException:
-                self.param_groups.pop()
-                raise
+        with self._lock:
+            super().add_param_group(param_group)
+            if self.in_backward:
+                try:
+                    self._hooks += add_hooks(self, len(self.param_groups) - 1)
+                except BaseException:
+                    self.param_groups.pop()
+                    raise
 
     def remove_hooks(self) -> None:
         """Stop the updates of ``in_backward``; ``step()`` updates all parameters from now on."""
@@ -202,9 +203,9 @@ class HostOptimizer(NativeOptimizer):
         """Update one parameter of a group, for ``in_backward``; an OpArgumentError changes nothing."""
         self._reject_options_needing_all_grads()
         self._reject_modes()
-        group, place = self.param_groups[group_index], place_of(group_index, index, param)
-        self._check_if_changed(group_index)
         with self._lock:
+            group, place = self.param_groups[group_index], place_of(group_index, index, param)
+            self._check_if_changed(group_index)
             self.check_tensors(param, place, group)
             grad = param.grad
             if grad is None:  # another thread has dropped it

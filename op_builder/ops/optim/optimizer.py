@@ -116,7 +116,8 @@ class NativeOptimizer(NativeStates):
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer; 8-bit states as float32 values."""
-        return super().state_dict()
+        with self._lock:
+            return super().state_dict()
 
     def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> Any:
         """As in torch; the hook gets plain dictionaries."""
@@ -132,13 +133,14 @@ class NativeOptimizer(NativeStates):
 
     def _add_own_hooks(self) -> None:
         """Convert states before all other hooks of state_dict(), and check them after those of load_state_dict()."""
-        for hook in self._own_hooks:
-            hook.remove()
         own: Any = type(self)  # its functions, not methods of self, which would keep the optimizer alive
-        self._own_hooks = [
-            super().register_state_dict_post_hook(own._with_values, prepend=True),
-            super().register_load_state_dict_pre_hook(own._check_state_dict),
-        ]
+        with self._lock:
+            for hook in self._own_hooks:
+                hook.remove()
+            self._own_hooks = [
+                super().register_state_dict_post_hook(own._with_values, prepend=True),
+                super().register_load_state_dict_pre_hook(own._check_state_dict),
+            ]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of another with the same formula, for example torch.optim's.
@@ -151,7 +153,8 @@ class NativeOptimizer(NativeStates):
                 another shape than its parameter.
             IncompatibleOpError: the native op for an option of the state cannot be built or loaded here.
         """
-        super().load_state_dict(state_dict)
+        with self._lock:
+            super().load_state_dict(state_dict)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state to load, completed by the options that it lacks."""

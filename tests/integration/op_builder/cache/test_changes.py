@@ -193,6 +193,8 @@ def test_a_new_header_in_an_earlier_directory_counts(
         ("#if __has_include_next(<asked.h>)", True),
         ('#include "nested/by_macro.h"\n#if 1', True),
         ("#include <system.h>\n#if 1", True),
+        ('const char *raw = R"(a"b /* c)";\n#if __has_include("asked.h") // */', True),
+        ("#if __has_include(<.//asked.h>)", True),
         ('// __has_include\n#define NAME "__has_include"\n#if __has_include("asked.h")', True),
         ('#define LOOKS __has_include\n#if LOOKS("asked.h")', False),
         ('#if ASKS("asked.h")', False),
