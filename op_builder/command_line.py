@@ -54,21 +54,12 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE  # as shells report it
     except OSError as error:
-        if error.errno != errno.ENOSPC or not _is_stdout_full():
+        if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
         status = 1
     sys.exit(status)
-
-
-def _is_stdout_full() -> bool:
-    """Whether stdout, not another file, could not be written: its buffer still has the text."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return error.errno == errno.ENOSPC
-    return False
 
 
 def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
