@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -204,8 +205,9 @@ class CheckpointReader(_InDirectory, StorageReader):
         self._parts = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan, with the files of the checkpoint that this rank found."""
-        return replace(plan, storage_data={part.file for part in self._parts.values()})
+        """The plan, with a digest of the names of the files that this rank found."""
+        names = sorted({part.file for part in self._parts.values()})
+        return replace(plan, storage_data=hashlib.sha256("\n".join(names).encode()).hexdigest())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans themselves, if all ranks found the same checkpoint."""
