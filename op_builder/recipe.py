@@ -111,7 +111,8 @@ def plan_of(recipe: Recipe, facts: PlanFacts) -> BuildPlan:
     """
     module_name = recipe.module_name or recipe.op
     check_op_name(recipe.op, f"{recipe.where}.name" if recipe.owner is not None else "The op's name")
-    check_op_name(module_name, f"the last part of {recipe.where}.absolute_name()")
+    if recipe.module_name:
+        check_op_name(recipe.module_name, f"the last part of {recipe.where}.absolute_name()")
     sources = [source for name in recipe.sources for source in _objects(name, recipe)]
     sources += [_text(name, recipe) for name in recipe.texts]
     if facts.namespace is not None:

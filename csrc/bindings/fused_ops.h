@@ -120,11 +120,8 @@ class FusedOps {
          {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int",
           ACCEL_BOX_TRACED(&prepare)},
          {"update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
-          "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()",
+          "float[] options, int step, bool maximize, int chunk_size, str isa, bool check_only) -> ()",
           ACCEL_BOX(&update_prepared)},
-         {"check_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
-          "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()",
-          ACCEL_BOX(&check_prepared)},
          {"supported_isas() -> str", ACCEL_BOX(&Runner::supported_isas)},
          {"devices() -> str", ACCEL_BOX(&Runner::devices)},
          {"declaration() -> str", ACCEL_BOX(&declaration_of<typename Runner::Declaration>)}});
@@ -180,35 +177,23 @@ class FusedOps {
     return Lists::add(std::move(prepared));
   }
 
+  // `check_only` refuses what the update would: an update of several lists checks all before it writes to the first.
   static void update_prepared(std::int64_t list, std::optional<Tensor> lr, std::optional<Tensor> noop_flag,
                               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
                               std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
-                              std::string isa) {
+                              std::string isa, bool check_only) {
     const auto prepared = Lists::find(list);
     const Lock lock(prepared->mutex);
     const ControlTensors control{std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)};
     const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
-    const ControlAddresses addresses = check_again(*prepared, control, arguments);
-    Runner::run(prepared->checked, addresses, prepared->device, arguments);
-  }
-
-  // Refuses what update_prepared would: an update of several lists checks all before it writes to the first.
-  static void check_prepared(std::int64_t list, std::optional<Tensor> lr, std::optional<Tensor> noop_flag,
-                             std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
-                             std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
-                             std::string isa) {
-    const auto prepared = Lists::find(list);
-    const Lock lock(prepared->mutex);
-    const ControlTensors control{std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)};
-    check_again(*prepared, control, {std::move(options), step, maximize, chunk_size, std::move(isa)});
-    Runner::check_counters(prepared->checked);
-  }
-
-  static ControlAddresses check_again(Prepared& prepared, const ControlTensors& control,
-                                      const FusedArguments& arguments) {
-    prepared.check_again(arguments.isa);
-    require_arguments(arguments, kOptions, kHasStep && prepared.steps.empty());
-    return addresses_of(control, prepared.device);
+    prepared->check_again(arguments.isa);
+    require_arguments(arguments, kOptions, kHasStep && prepared->steps.empty());
+    const ControlAddresses addresses = addresses_of(control, prepared->device);
+    if (check_only) {
+      Runner::check_counters(prepared->checked);
+    } else {
+      Runner::run(prepared->checked, addresses, prepared->device, arguments);
+    }
   }
 };
 

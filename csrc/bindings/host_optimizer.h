@@ -88,11 +88,8 @@ class HostOptimizer {
           "int[] places=[]) -> int",
           ACCEL_BOX_TRACED(&prepare)},
          {"update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-          "str isa) -> ()",
+          "str isa, bool check_only) -> ()",
           ACCEL_BOX(&update_prepared)},
-         {"check_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-          "str isa) -> ()",
-          ACCEL_BOX(&check_prepared)},
          {"grad_sum_of_squares(int list, str isa) -> float", ACCEL_BOX(&grad_sum_of_squares)},
          {"supported_isas() -> str", ACCEL_BOX(&supported_isas)},
          {"declaration() -> str", ACCEL_BOX(&declaration_of<Optimizer>)}});
@@ -263,26 +260,19 @@ class HostOptimizer {
     return Lists::add(std::move(prepared));
   }
 
+  // `check_only` refuses what the update would: an update of several lists checks all before it writes to the first.
   static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
-                              bool stochastic, std::int64_t seed, std::string isa) {
+                              bool stochastic, std::int64_t seed, std::string isa, bool check_only) {
     const auto prepared = Lists::find(list);
     const Lock lock(prepared->mutex);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
     prepared->check_again(arguments);
     const std::vector<double> steps = next_steps(prepared->counters);
-    run(prepared->checked, options, steps, arguments);
-    write_steps(prepared->counters, steps);
-  }
-
-  // Refuses what update_prepared would: an update of several lists checks all before it writes to the first.
-  static void check_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
-                             bool stochastic, std::int64_t seed, std::string isa) {
-    const auto prepared = Lists::find(list);
-    const Lock lock(prepared->mutex);
-    require_options(options);
-    prepared->check_again({grad_scale, zero_grads, stochastic, seed, checked_isa(isa)});
-    next_steps(prepared->counters);
+    if (!check_only) {
+      run(prepared->checked, options, steps, arguments);
+      write_steps(prepared->counters, steps);
+    }
   }
 
   static double grad_sum_of_squares(std::int64_t list, std::string isa) {

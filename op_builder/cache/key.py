@@ -33,7 +33,7 @@ from op_builder.system.file_contents import (
 )
 from op_builder.system.records import SHA256_FACT, Memo
 from op_builder.system.torch_install import header_stamp, torch_install
-from op_builder.toolchains.flags import contents_of, grouped_flags, linked_files, named_files
+from op_builder.toolchains.flags import contents_of, grouped_flags, named_files
 from op_builder.toolchains.toolset import Toolset
 
 # Raise it when the members of manifests change.
@@ -309,9 +309,11 @@ def plan_parts(plan: BuildPlan) -> dict[str, str]:
     }
     if plan.sycl is not None:
         parts["sycl"] = " ".join([plan.sycl.toolchain, *plan.sycl.devices, *plan.sycl.flags])
-    parts.update((f"linked {index}", text) for index, text in enumerate(contents_of(linked_files(plan.link_flags))))
-    named = named_files(plan.compile_flags)
-    parts.update((f"named {index}", text) for index, text in enumerate(contents_of(named)))
+    # A shared library is opened when the op is loaded, and may be upgraded until then.
+    linked = (name for name in named_files(plan.link_flags) if ".so" not in os.path.basename(name))
+    parts.update((f"linked {index}", text) for index, text in enumerate(contents_of(linked)))
+    named = contents_of(named_files(plan.compile_flags))
+    parts.update((f"named {index}", text) for index, text in enumerate(named))
     for index, source in enumerate(plan.sources):
         name = f"source {index} {source.label}"
         content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)

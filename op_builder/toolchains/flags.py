@@ -268,11 +268,6 @@ def _without_defines(flags: Iterable[str]) -> list[str]:
     return [word for flag, _, words in grouped_flags(flags) if flag not in skipped for word in words]
 
 
-def linked_files(flags: Iterable[str]) -> list[str]:
-    """The files that link flags name by absolute paths, except for shared libraries."""
-    return [name for name in named_files(flags) if ".so" not in os.path.basename(name)]
-
-
 def linked_libraries(flags: Iterable[str]) -> list[str]:
     """The libraries that link flags make the linker look for, each as ``-lz``, and shared libraries that they name."""
     found = []

@@ -49,6 +49,16 @@ class Control:
         """The other fields as the ops take them."""
         return (bool(self.maximize), int(self.chunk_size))
 
+    def on(self, device: torch.device) -> Control:
+        """The same with its tensors on ``device``."""
+
+        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            # Without waiting, except for a move to the CPU, where the value would be read before it arrives.
+            return None if tensor is None else tensor.to(device, non_blocking=device.type != "cpu")
+
+        tensors = (moved(self.lr), moved(self.noop_flag), moved(self.grad_scale), moved(self.found_inf))
+        return Control(*tensors, self.maximize, self.chunk_size)
+
 
 class FusedOp(NativeOp):
     """An optimizer over lists of tensors, on any device that the binary has kernels for.
@@ -111,14 +121,8 @@ class FusedOp(NativeOp):
         number: int = self.ops.prepare.default(params, grads, states, steps)
         return number
 
-    def prepared_arguments(self, options: Sequence[float], control: Control, device: torch.device) -> tuple[Any, ...]:
-        """The arguments of ``update_prepared`` after the list's number."""
-        # Without waiting, except for a move to the CPU, where the value would be read before it arrives.
-        moved = (
-            None if tensor is None else tensor.to(device, non_blocking=device.type != "cpu")
-            for tensor in control.tensors()
-        )
-        return (*moved, list(options), 1, *control.settings(), self.isa)
+    def prepared_arguments(self, options: Sequence[float], settings: Control) -> tuple[Any, ...]:
+        return (*settings.tensors(), list(options), 1, *settings.settings(), self.isa)
 
     def _roles(self, tensors: TensorLists) -> dict[str, Tensors]:
         roles = roles_of(tensors, self.states)

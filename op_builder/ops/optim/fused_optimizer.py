@@ -17,6 +17,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import untraced
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.optimizer import NativeOptimizer
+from op_builder.ops.optim.prepared_groups import Batch
 
 
 class FusedOptimizer(NativeOptimizer):
@@ -68,16 +69,17 @@ class FusedOptimizer(NativeOptimizer):
         for batch, options, control in self._checked_updates(batches, self._control):
             batch.update(options, control)
 
-    def _control(self, group: Mapping[str, Any]) -> Control:
-        """The settings of the group's update that the device reads."""
-        lr = group["lr"]
-        return Control(
+    def _control(self, batch: Batch) -> Control:
+        """The settings of a batch's update that the device reads."""
+        group, lr = batch.group, batch.group["lr"]
+        control = Control(
             lr=lr.to(torch.float32) if _is_on_device(lr) else None,
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             maximize=group["maximize"],
             chunk_size=self.CHUNK_SIZE,
         )
+        return control.on(batch.params[0].device)
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         numbers = super()._numbers(group)

@@ -65,8 +65,7 @@ class HostOp(NativeOp):
         number: int = self.ops.prepare.default(*tensors.positional(), steps, tensors.places)
         return number
 
-    def prepared_arguments(self, options: Sequence[float], settings: Pass, device: torch.device) -> tuple[Any, ...]:  # noqa: ARG002
-        """The arguments of ``update_prepared`` after the list's number."""
+    def prepared_arguments(self, options: Sequence[float], settings: Pass) -> tuple[Any, ...]:
         return (list(options), *settings.positional(), self.isa)
 
     def _roles(self, tensors: TensorLists) -> dict[str, Sequence[torch.Tensor]]:

@@ -172,7 +172,7 @@ class HostOptimizer(NativeOptimizer):
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         """Update all batches; gradients are multiplied by ``factor`` first."""
-        for batch, options, settings in self._checked_updates(batches, lambda group: self._pass(group, factor)):
+        for batch, options, settings in self._checked_updates(batches, lambda batch: self._pass(batch.group, factor)):
             batch.update(options, settings)
             self._after_update(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:

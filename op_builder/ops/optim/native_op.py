@@ -71,33 +71,6 @@ class Declaration(NamedTuple):
         return made._replace(options=tuple(names), switches=tuple(switches))
 
 
-def make_function(
-    name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[[dict[str, Any]], None]
-) -> Callable[..., None]:
-    """Make a function whose ``parameters`` (defaults by name; REQUIRED for none) may be given by position or name.
-
-    It calls ``body`` with the value of each.
-    """
-
-    def function(*arguments: Any, **keywords: Any) -> None:
-        given = dict(zip(parameters, arguments, strict=False))
-        unknown = [key for key in keywords if key in given or key not in parameters]
-        values = {**parameters, **given, **keywords}
-        missing = [key for key in parameters if values[key] is REQUIRED]
-        if len(arguments) > len(parameters) or unknown or missing:
-            wrong = {"missing": missing, "unexpected": unknown, "too many": list(arguments[len(parameters) :])}
-            texts = [f"{what}: {', '.join(map(str, named))}" for what, named in wrong.items() if named]
-            raise TypeError(f"{name}() takes ({', '.join(parameters)}); {'; '.join(texts)}.")
-        body(values)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = documentation
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    made = [inspect.Parameter(key, kind, default=default) for key, default in parameters.items()]
-    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
-    return function
-
-
 class NativeOp:
     """Base of :class:`HostOp` and :class:`FusedOp`, on the namespace of torch ops that the binding registered.
 
@@ -143,8 +116,8 @@ class NativeOp:
         """Call the op ``prepare``."""
         raise NotImplementedError
 
-    def prepared_arguments(self, options: Sequence[float], settings: Any, device: torch.device) -> tuple[Any, ...]:
-        """The arguments of the op ``update_prepared`` after the list's number."""
+    def prepared_arguments(self, options: Sequence[float], settings: Any) -> tuple[Any, ...]:
+        """The arguments of the op ``update_prepared`` between the list's number and ``check_only``."""
         raise NotImplementedError
 
     def _roles(self, tensors: "TensorLists") -> dict[str, Sequence[torch.Tensor]]:
@@ -206,8 +179,31 @@ class NativeOp:
             f"{what} is a lazy negation: its memory holds the values with the opposite sign.", "Pass x.resolve_neg()."
         )
 
-    def _add(self, name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[..., Any]) -> None:
-        setattr(self, name, make_function(name, documentation, parameters, body))
+    def _add(
+        self, name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[[dict[str, Any]], Any]
+    ) -> None:
+        """Add a function whose ``parameters`` (defaults by name; REQUIRED for none) may be given by position or name.
+
+        It calls ``body`` with the value of each.
+        """
+
+        def function(*arguments: Any, **keywords: Any) -> None:
+            given = dict(zip(parameters, arguments, strict=False))
+            unknown = [key for key in keywords if key in given or key not in parameters]
+            values = {**parameters, **given, **keywords}
+            missing = [key for key in parameters if values[key] is REQUIRED]
+            if len(arguments) > len(parameters) or unknown or missing:
+                wrong = {"missing": missing, "unexpected": unknown, "too many": list(arguments[len(parameters) :])}
+                texts = [f"{what}: {', '.join(map(str, named))}" for what, named in wrong.items() if named]
+                raise TypeError(f"{name}() takes ({', '.join(parameters)}); {'; '.join(texts)}.")
+            body(values)
+
+        function.__name__ = function.__qualname__ = name
+        function.__doc__ = documentation
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        made = [inspect.Parameter(key, kind, default=default) for key, default in parameters.items()]
+        function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        setattr(self, name, function)
 
     if TYPE_CHECKING:  # the functions that _add makes
 
@@ -234,13 +230,14 @@ class PreparedList:
             weakref.finalize(self, op.ops.forget.default, number).atexit = False
 
     @untraced
-    def update(self, options: Sequence[float], settings: Any) -> None:
+    def update(self, options: Sequence[float], settings: Any, check_only: bool = False) -> None:
         """Update all parameters and states in place and advance their steps; an OpArgumentError changes nothing.
 
         Args:
             options: as in the op's ``options``.
             settings: a :class:`~op_builder.ops.optim.tensor_lists.Pass` for an optimizer on host tensors, a
                 :class:`~op_builder.ops.optim.fused_op.Control` for a fused one.
+            check_only: raise that error, and change nothing either without one.
         """
         if not self._number:
             return
@@ -248,18 +245,10 @@ class PreparedList:
         if zero_grads:
             self.require_writable_grads()
         with explained():
-            self._op.ops.update_prepared.default(
-                self._number, *self._op.prepared_arguments(options, settings, self._device)
-            )
-        torch.autograd.graph.increment_version((*self._changed, *self._grads) if zero_grads else self._changed)
-
-    def check(self, options: Sequence[float], settings: Any) -> None:
-        """Raise the OpArgumentError that :meth:`update` would raise for these arguments."""
-        if self._number:
-            with explained():
-                self._op.ops.check_prepared.default(
-                    self._number, *self._op.prepared_arguments(options, settings, self._device)
-                )
+            arguments = self._op.prepared_arguments(options, settings)
+            self._op.ops.update_prepared.default(self._number, *arguments, check_only)
+        if not check_only:
+            torch.autograd.graph.increment_version((*self._changed, *self._grads) if zero_grads else self._changed)
 
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
         """Use other gradients from the next update on, which checks them.

@@ -237,12 +237,12 @@ class NativeOptimizer(NativeStates):
         raise NotImplementedError
 
     def _checked_updates(
-        self, batches: Sequence[Batch], settings_of: Callable[[Mapping[str, Any]], Any]
+        self, batches: Sequence[Batch], settings_of: Callable[[Batch], Any]
     ) -> list[tuple[Batch, list[float], Any]]:
         """The batches with the arguments of their updates; an OpArgumentError if the update of any would fail."""
-        updates = [(each, self._option_values(each.group, each.op), settings_of(each.group)) for each in batches]
+        updates = [(each, self._option_values(each.group, each.op), settings_of(each)) for each in batches]
         for batch, *arguments in updates if len(updates) > 1 else ():  # the update of a single one checks it
-            batch.call(batch.prepared.check, *arguments)
+            batch.update(*arguments, check_only=True)
         return updates
 
     def _named(self, error: OpArgumentError) -> OpArgumentError:

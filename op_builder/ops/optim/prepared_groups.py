@@ -111,10 +111,10 @@ class Batch:
             for param, shard in zip(self.params, self.shards, strict=True)
         )
 
-    def update(self, options: Sequence[float], settings: Any) -> None:
-        """Update the parameters and their states."""
-        self.call(self.prepared.update, options, settings)
-        if self.sharding is not None:
+    def update(self, options: Sequence[float], settings: Any, *, check_only: bool = False) -> None:
+        """Update the parameters and their states, or only check whether that would raise."""
+        self.call(self.prepared.update, options, settings, check_only)
+        if self.sharding is not None and not check_only:
             torch.autograd.graph.increment_version(self.params)
 
 
