@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,13 @@ def make_progress() -> Progress:
     """A progress bar with a description, on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=progress_console)
+
+
+def seconds_of(work: Callable[..., object], *arguments: object) -> float:
+    """The seconds of one call."""
+    started = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - started
 
 
 def interleave(

@@ -6,10 +6,9 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
-from benchmarks._measure import ROOT
+from benchmarks._measure import ROOT, seconds_of
 from benchmarks._peers import failure, make_environment
 
 TIMEOUT_S = 1800
@@ -28,9 +27,8 @@ class Installation:
 
     def pip_wheel(self, source: str | Path, directory: Path, *options: str, **variables: str) -> float:
         """Seconds that ``pip wheel`` takes to build ``source`` into ``directory``, with these options and variables."""
-        started = time.perf_counter()
-        self._run("-m", "pip", "wheel", "--no-deps", *options, "-w", str(directory), str(source), **variables)
-        return time.perf_counter() - started
+        arguments = ("-m", "pip", "wheel", "--no-deps", *options, "-w", str(directory), str(source))
+        return seconds_of(lambda: self._run(*arguments, **variables))
 
     def pip_install(self, *requirements: str | Path, with_dependencies: bool = True) -> None:
         """Install packages."""

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from benchmarks import _adam_models, _measure, _peers, _temporaries
 from benchmarks._adam_cases import MILLION, Case, OwnMemory, SharedMemory, make_cases
-from benchmarks._measure import Requirement, Table, at_least, at_most, requirement_table
+from benchmarks._measure import Requirement, Table, at_least, at_most, requirement_table, seconds_of
 from op_builder.ops import CPUAdam
 
 OURS, LIMIT = "accel-ops", "limit"
@@ -59,9 +58,7 @@ def timed(work: Callable[[], object], before: Callable[[], object] | None = None
     def run() -> float:
         if before is not None:
             before()
-        started = time.perf_counter()
-        work()
-        return time.perf_counter() - started
+        return seconds_of(work)
 
     return run
 

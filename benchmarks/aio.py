@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import _fio, _measure, _peers
 from benchmarks._fio import Transfer
-from benchmarks._measure import Requirement, Table, at_least, at_most, interleave, requirement_table
+from benchmarks._measure import Requirement, Table, at_least, at_most, interleave, requirement_table, seconds_of
 from benchmarks._processes import cold_build_s
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.system.storage_engines import ENGINES
@@ -165,28 +165,20 @@ class Bench:
         matrix = torch.rand(512, 512)
         handle = self.module.aio_handle(setting.block_bytes, setting.depth, False, True, engine=setting.engine)
 
-        def compute(times: int) -> float:
-            started = time.perf_counter()
+        def multiply(times: int) -> None:
             for _ in range(times):
                 torch.mm(matrix, matrix)
-            return time.perf_counter() - started
 
-        def read() -> float:
-            started = time.perf_counter()
-            handle.sync_pread(self.buffer, self.path)
-            return time.perf_counter() - started
+        read = partial(seconds_of, handle.sync_pread, self.buffer, self.path)
+        multiply(20)
+        times = max(1, int(100 * read() / seconds_of(multiply, 100)))
 
-        compute(20)
-        times = max(1, int(100 * read() / compute(100)))
-
-        def both() -> float:
-            started = time.perf_counter()
+        def both() -> None:
             handle.async_pread(self.buffer, self.path)
-            compute(times)
+            multiply(times)
             handle.wait()
-            return time.perf_counter() - started
 
-        contenders = {"compute": partial(compute, times), "read": read, "both": both}
+        contenders = {"compute": partial(seconds_of, multiply, times), "read": read, "both": partial(seconds_of, both)}
         taken = interleave(contenders, self.rounds, "compute and read")
         median = {name: statistics.median(seconds) for name, seconds in taken.items()}
         return median["both"] / max(median["compute"], median["read"]) - 1

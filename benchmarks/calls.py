@@ -6,14 +6,13 @@ One thread. The contenders alternate; a figure is the median over the turns of a
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 
 from benchmarks import _measure
 from benchmarks._figures import Figure, figure_table
-from benchmarks._measure import interleave
+from benchmarks._measure import interleave, seconds_of
 from op_builder.cpu import ShareMemCommBuilder
 from op_builder.ops import CPUAdam
 
@@ -30,9 +29,7 @@ def median_of(call: Callable[[], object], before: Callable[[], object] = lambda:
         seconds = []
         for _ in range(CALLS):
             before()
-            started = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(seconds_of(call))
         return statistics.median(seconds)
 
     return run

@@ -26,7 +26,7 @@ from torch.utils.cpp_extension import include_paths
 
 from benchmarks import _measure, _peers
 from benchmarks._figures import Figure, figure_table
-from benchmarks._measure import interleave
+from benchmarks._measure import interleave, seconds_of
 from benchmarks._peers import PROGRAMS, failure
 from benchmarks._processes import TIMEOUT_S, environment, run_program, run_python
 from benchmarks._wheels import Installation, copy_sources, only_wheel
@@ -122,12 +122,7 @@ def measure_starts(counts: Counts, directory: Path) -> list[Figure]:
         return f"import torch, time; started = time.perf_counter(); {statement}; print(time.perf_counter() - started)"
 
     def wall_s(*arguments: str) -> Callable[[], float]:
-        def run() -> float:
-            started = time.perf_counter()
-            run_python(arguments, ACCEL_CACHE_DIR=cache)
-            return time.perf_counter() - started
-
-        return run
+        return lambda: seconds_of(lambda: run_python(arguments, ACCEL_CACHE_DIR=cache))
 
     def processor_s(code: str) -> Callable[[], float]:
         def run() -> float:
@@ -235,9 +230,8 @@ def torch_header_s(directory: Path) -> float:
     source.write_text("#include <torch/extension.h>\nint value() { return 1; }\n")
     includes = [*include_paths(), sysconfig.get_path("include")]
     options = ["-O2", "-std=c++20", "-fPIC", *(f"-I{path}" for path in includes)]
-    started = time.perf_counter()
-    subprocess.run(["g++", *options, "-c", str(source), "-o", str(directory / "header.o")], check=True)
-    return time.perf_counter() - started
+    command = ["g++", *options, "-c", str(source), "-o", str(directory / "header.o")]
+    return seconds_of(lambda: subprocess.run(command, check=True))
 
 
 def load_together_s(count: int, cache: str) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -126,14 +125,8 @@ def function_cases(numel: int) -> Iterator[Case]:
         yield Case(f"{name}, {size}", peer, sycl, other)
 
 
-def seconds_of(work: Work) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def run_case(case: Case, rounds: int) -> Outcome:
-    contenders = {"sycl": partial(seconds_of, case.sycl), "peer": partial(seconds_of, case.other)}
+    contenders = {"sycl": partial(_measure.seconds_of, case.sycl), "peer": partial(_measure.seconds_of, case.other)}
     seconds = _measure.interleave(contenders, rounds, case.name)
     return Outcome(case.name, case.peer, case.is_required, min(seconds["sycl"]), min(seconds["peer"]))
 

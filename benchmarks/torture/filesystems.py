@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.torture.bench import HERE, NotApplicable
+from benchmarks.torture.bench import NotApplicable
 from tests.support import fuse
 
-SLOW_FILESYSTEM = Path(fuse.__file__).with_name("slow_filesystem.py")
+SLOW_FILESYSTEM = "tests.support.slow_filesystem"
 CGROUPS = Path("/sys/fs/cgroup")
 # The file of each controller's limit in version 2 and in version 1. The periods of cpu's two are equal, 100 ms.
 LIMITS = {
@@ -24,10 +24,10 @@ LIMITS = {
 
 
 @contextlib.contextmanager
-def served(program: Path, backing: Path, mount: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def served(module: str, backing: Path, mount: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A mount of ``backing`` by a FUSE program."""
     try:
-        with fuse.served(program, backing, mount, *arguments, mount=mount) as server:
+        with fuse.served(module, backing, mount, *arguments, mount=mount) as server:
             yield server
     except fuse.CannotMount as reason:
         raise NotApplicable(str(reason)) from None
@@ -47,7 +47,7 @@ def two_hosts(backing: Path) -> Iterator[tuple[Path, Path]]:
 def loses_unsynced(cache: Path) -> Iterator[Callable[[], None]]:
     """The cache on a file system that loses power when the yielded function is called."""
     backing = cache.rename(cache.with_name("backing"))
-    with served(HERE / "unsynced_filesystem.py", backing, cache) as server:
+    with served("benchmarks.torture.unsynced_filesystem", backing, cache) as server:
 
         def lose_power() -> None:
             lost = backing.with_name("power_lost")

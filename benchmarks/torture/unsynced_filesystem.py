@@ -10,93 +10,37 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import mfusepy
 
+from tests.support.backed_directory import BackedDirectory
 
-class UnsyncedDirectory(mfusepy.Operations):
-    """Passes every operation to the backing directory, and remembers which files were not synced."""
 
-    use_ns = True
+class UnsyncedDirectory(BackedDirectory):
+    """Remembers which files were not synced."""
 
     def __init__(self, backing: str) -> None:
-        self._backing = backing
+        super().__init__(backing)
         self._unsynced: set[int] = set()
 
     def lose_power(self) -> None:
         """Empty the files that were not synced."""
-        for path in Path(self._backing).rglob("*"):
+        for path in Path(self.backing).rglob("*"):
             if path.is_file() and not path.is_symlink() and path.stat().st_ino in self._unsynced:
                 os.truncate(path, 0)
         self._unsynced.clear()
 
-    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)
-        found = {
-            name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_ino")
-        }
-        return {**found, **{f"st_{name}time": getattr(status, f"st_{name}time_ns") for name in "amc"}}
-
-    def readdir(self, path: str, fh: int) -> list[str]:  # noqa: ARG002
-        return [".", "..", *os.listdir(self._backing + path)]
-
-    def open(self, path: str, flags: int) -> int:
-        return os.open(self._backing + path, flags & ~os.O_APPEND)
-
     def create(self, path: str, mode: int, flags: int) -> int:
-        file = os.open(self._backing + path, (flags | os.O_CREAT) & ~os.O_APPEND, mode)
+        file = super().create(path, mode, flags)
         self._unsynced.add(os.fstat(file).st_ino)
         return file
 
-    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:  # noqa: ARG002
-        return os.pread(fh, size, offset)
-
-    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:  # noqa: ARG002
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         self._unsynced.add(os.fstat(fh).st_ino)
-        return os.pwrite(fh, data, offset)
-
-    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        os.truncate(self._backing + path if fh is None else fh, length)
-        return 0
+        return super().write(path, data, offset, fh)
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:  # noqa: ARG002
         self._unsynced.discard(os.fstat(fh).st_ino)
-        return 0
-
-    def release(self, path: str, fh: int) -> int:  # noqa: ARG002
-        os.close(fh)
-        return 0
-
-    def rename(self, old: str, new: str) -> int:
-        os.rename(self._backing + old, self._backing + new)
-        return 0
-
-    def unlink(self, path: str) -> int:
-        os.unlink(self._backing + path)
-        return 0
-
-    def mkdir(self, path: str, mode: int) -> int:
-        os.mkdir(self._backing + path, mode)
-        return 0
-
-    def rmdir(self, path: str) -> int:
-        os.rmdir(self._backing + path)
-        return 0
-
-    def symlink(self, target: str, source: str) -> int:
-        os.symlink(source, self._backing + target)
-        return 0
-
-    def readlink(self, path: str) -> str:
-        return os.readlink(self._backing + path)
-
-    def chmod(self, path: str, mode: int) -> int:
-        os.chmod(self._backing + path, mode)
-        return 0
-
-    def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
-        os.utime(self._backing + path, ns=times)
         return 0
 
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Any
 
 import mfusepy
 
+from tests.support.backed_directory import BackedDirectory
 
-class FaultyDirectory(mfusepy.Operations):
+
+class FaultyDirectory(BackedDirectory):
     """Passes every operation to the backing directory, or fails it."""
 
-    use_ns = True
-
     def __init__(self, backing: str) -> None:
-        self._backing = backing
+        super().__init__(backing)
         self._reads: dict[str, int] = {}
 
     def _fault(self, path: str) -> tuple[str, int]:
@@ -32,27 +31,17 @@ class FaultyDirectory(mfusepy.Operations):
         fault, at = self._fault(path)
         if fault in errno.errorcode.values() and offset <= at < offset + size:
             raise OSError(getattr(errno, fault), fault)
-        if fault == "busy" and not os.path.exists(f"{self._backing}/released"):
+        if fault == "busy" and not os.path.exists(f"{self.backing}/released"):
             raise OSError(errno.EBUSY, fault)
-
-    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)
-        return {name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size")}
-
-    def open(self, path: str, flags: int) -> int:
-        return os.open(self._backing + path, flags & ~(os.O_APPEND | os.O_DIRECT))
-
-    def create(self, path: str, mode: int, flags: int) -> int:
-        return os.open(self._backing + path, (flags | os.O_CREAT) & ~(os.O_APPEND | os.O_DIRECT), mode)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         fault, at = self._fault(path)
         self._fail(path, size, offset)
         if fault == "cut":
-            os.truncate(self._backing + path, at)
+            os.truncate(self.path(path), at)
         if fault == "short":
             size = max(1, size * 2 // 3)
-        data = os.pread(fh, size, offset)
+        data = super().read(path, size, offset, fh)
         if fault == "lies":
             self._reads[path] = self._reads.get(path, 0) + 1
             data = data[:-1] + bytes([data[-1] ^ self._reads[path] % 256])
@@ -62,19 +51,7 @@ class FaultyDirectory(mfusepy.Operations):
         self._fail(path, len(data), offset)
         if self._fault(path)[0] == "short":
             data = data[: max(1, len(data) * 2 // 3)]
-        return os.pwrite(fh, data, offset)
-
-    def release(self, path: str, fh: int) -> int:  # noqa: ARG002
-        os.close(fh)
-        return 0
-
-    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        os.truncate(self._backing + path if fh is None else fh, length)
-        return 0
-
-    def unlink(self, path: str) -> int:
-        os.unlink(self._backing + path)
-        return 0
+        return super().write(path, data, offset, fh)
 
 
 def main(backing: str, mountpoint: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+_ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 60
 
 
@@ -18,8 +19,8 @@ class CannotMount(Exception):
 
 
 @contextlib.contextmanager
-def served(program: Path, *arguments: object, mount: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a FUSE program until ``mount`` is there; unmount at the end.
+def served(module: str, *arguments: object, mount: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the FUSE program ``module`` until ``mount`` is there; unmount at the end.
 
     Raises:
         CannotMount: this machine has no FUSE, or does not allow it.
@@ -34,8 +35,8 @@ def served(program: Path, *arguments: object, mount: Path) -> Iterator[subproces
     mount.mkdir()
     output = mount.with_name(f"{mount.name}.output")
     with output.open("wb") as file:
-        command = [sys.executable, str(program), *map(str, arguments)]
-        server = subprocess.Popen(command, stdout=file, stderr=file)
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        server = subprocess.Popen(command, cwd=_ROOT, stdout=file, stderr=file)
     try:
         deadline = time.monotonic() + _LIMIT_S
         while not os.path.ismount(mount):

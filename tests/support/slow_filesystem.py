@@ -17,6 +17,8 @@ from typing import Any
 
 import mfusepy
 
+from tests.support.backed_directory import BackedDirectory
+
 # How long a host trusts what it knows of names and attributes, and of a directory's list of names.
 # Under NFS that is up to a minute; here it outlasts each test.
 STALE_S = 60.0
@@ -41,28 +43,24 @@ def changing(function: Callable[..., object]) -> Callable[..., int]:
     return operation
 
 
-class SlowDirectory(mfusepy.Operations):
+class SlowDirectory(BackedDirectory):
     """Passes every operation on to the backing directory, late."""
 
-    use_ns = True
-
     def __init__(self, backing: str) -> None:
-        self._backing = backing
+        super().__init__(backing)
         self.lists: dict[str, tuple[float, list[tuple[str, dict[str, int], int]]]] = {}
 
     def path(self, path: str) -> str:
         # libfuse gives a removed file that is open a name from a counter; two hosts would give two files one name.
-        return self._backing + path.replace("/.fuse_hidden", f"/.fuse_hidden-{os.getpid()}-")
+        return super().path(path.replace("/.fuse_hidden", f"/.fuse_hidden-{os.getpid()}-"))
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         time.sleep(READ_S)
-        status = os.lstat(self.path(path)) if fh is None else os.fstat(fh)
-        self._require_not_removed(status)
-        found = {name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size")}
-        times = {f"st_{name}time": getattr(status, f"st_{name}time_ns") for name in "amc"}
-        return {**found, **times, "st_ino": status.st_ino, "st_blocks": status.st_blocks}
+        found = super().getattr(path, fh)
+        self._require_not_removed(found["st_nlink"])
+        return found
 
-    def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:  # noqa: ARG002
+    def readdir(self, path: str, fh: int) -> list[Any]:  # noqa: ARG002
         time.sleep(READ_S)
         read_at, found = self.lists.get(path, (0.0, []))
         if time.monotonic() - read_at > STALE_LIST_S:
@@ -77,7 +75,7 @@ class SlowDirectory(mfusepy.Operations):
     def open(self, path: str, flags: int) -> int:
         time.sleep(OPEN_S)
         try:
-            return os.open(self.path(path), flags & ~os.O_APPEND)  # the kernel has worked out where to write
+            return super().open(path, flags)
         except FileNotFoundError:
             # The caller has looked it up, so it was there: the kernel then looks again.
             raise OSError(errno.ESTALE, "stale file handle") from None
@@ -85,21 +83,17 @@ class SlowDirectory(mfusepy.Operations):
     def create(self, path: str, mode: int, flags: int) -> int:
         time.sleep(CHANGE_S)
         self.lists.pop(os.path.dirname(path), None)
-        return os.open(self.path(path), (flags | os.O_CREAT) & ~os.O_APPEND, mode)
+        return super().create(path, mode, flags)
 
-    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:  # noqa: ARG002
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         time.sleep(READ_S)
-        self._require_not_removed(os.fstat(fh))
-        return os.pread(fh, size, offset)
+        self._require_not_removed(os.fstat(fh).st_nlink)
+        return super().read(path, size, offset, fh)
 
-    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:  # noqa: ARG002
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         time.sleep(READ_S)
-        self._require_not_removed(os.fstat(fh))
-        return os.pwrite(fh, data, offset)
-
-    def release(self, path: str, fh: int) -> int:  # noqa: ARG002
-        os.close(fh)
-        return 0
+        self._require_not_removed(os.fstat(fh).st_nlink)
+        return super().write(path, data, offset, fh)
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:  # noqa: ARG002
         time.sleep(CHANGE_S)
@@ -107,19 +101,17 @@ class SlowDirectory(mfusepy.Operations):
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         time.sleep(READ_S)
-        os.truncate(self.path(path) if fh is None else fh, length)
-        return 0
+        return super().truncate(path, length, fh)
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
         time.sleep(READ_S)
-        os.utime(self.path(path), ns=times)
-        return 0
+        return super().utimens(path, times)
 
     mkdir, rmdir, unlink, rename, chmod = map(changing, (os.mkdir, os.rmdir, os.unlink, os.rename, os.chmod))
 
-    def _require_not_removed(self, status: os.stat_result) -> None:
+    def _require_not_removed(self, links: int) -> None:
         # A network server has no memory of who has a removed file open.
-        if status.st_nlink == 0:
+        if links == 0:
             raise OSError(errno.ESTALE, "stale file handle")
 
 

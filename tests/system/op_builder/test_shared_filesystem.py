@@ -79,7 +79,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     backing = tmp_path / "server"
     backing.mkdir()
     mounts = [tmp_path / name for name in ("one", "other")]
-    program = Path(fuse.__file__).with_name("slow_filesystem.py")
+    program = "tests.support.slow_filesystem"
     try:
         with contextlib.ExitStack() as stack:
             for mount in mounts:

@@ -11,8 +11,6 @@ from op_builder.cpu import AsyncIOBuilder
 from op_builder.ops.io.async_io import AsyncIOModule
 from tests.support import fuse
 
-SUPPORT = Path(fuse.__file__).parent
-
 
 @pytest.fixture(scope="session", autouse=True)
 def async_io() -> AsyncIOModule:
@@ -50,7 +48,7 @@ def faulty(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "backing").mkdir()
     mount = tmp_path / "mount"
     try:
-        with fuse.served(SUPPORT / "faulty_filesystem.py", tmp_path / "backing", mount, mount=mount):
+        with fuse.served("tests.support.faulty_filesystem", tmp_path / "backing", mount, mount=mount):
             yield mount
     except fuse.CannotMount as reason:
         pytest.skip(str(reason))
