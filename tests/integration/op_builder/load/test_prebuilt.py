@@ -177,17 +177,6 @@ def test_edited_files_of_the_op_are_noticed(small: SmallBuilder, tmp_path: Path)
     assert rejection(packaged) == "It was built from other files or flags: source 0 small.cpp."
 
 
-@pytest.mark.parametrize("target", ["0x020a000000000000", "0x0209000000000000", "0xno"])
-def test_the_oldest_supported_torch_comes_from_the_flags(target: str, small: SmallBuilder, wheel: Entry) -> None:
-    flags = json.dumps([f"-DTORCH_TARGET_VERSION={target}"])
-    rewrite(wheel, lambda manifest: manifest["key_parts"].update({"c++ flags": flags}))
-    rewrite(wheel, lambda manifest: manifest.update(accel_ops="0.0.7"))  # another version's flags are not compared
-    found = prebuilt(small)
-    assert found is not None
-    assert found.entry is not None
-    assert found.entry.manifest.torch_needed == ">=2.10"
-
-
 @pytest.mark.parametrize("content", ["[]", '{"format": 1}', "\0"])
 def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "some_package" / "_prebuilt"

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from op_builder.cache.key import SystemHeaders
 from op_builder.cache.machine import machine_rejection
 from op_builder.cache.manifest import Manifest
 from op_builder.cache.store import Entry
 from op_builder.errors import AccelError
 from op_builder.load.resolve import PREBUILT, WITHOUT_PREBUILT, Candidate, resolve
 from op_builder.system.outcomes import Rejection
+from tests.support import entries
 
 MACHINE: dict[str, Any] = {
     "platform": "linux x86_64",
@@ -29,29 +29,11 @@ MACHINE: dict[str, Any] = {
     "tvm_ffi": "0.1.5",
     "cxx_library": frozenset(),
 }
-MANIFEST = Manifest(
-    op="small",
-    artifact="small.so",
-    size_bytes=1,
-    sha256="0" * 64,
-    kind="accel",
-    namespaces=(),
-    defined_namespaces=(),
-    operators=(),
-    key_parts={"platform": "linux x86_64"},
-    headers=(),
-    absent=(),
-    system_headers=SystemHeaders((), "", ""),
-    check="",
-    built_at="",
-    build_s=0.0,
-    torch="2.13.0",
-    accel_ops="1",
-    needs={},
-)
+MANIFEST = entries.manifest(platform="linux x86_64")
 NEWER_GLIBC = {"needs": {"GLIBC": "2.38"}}
 FOR_PYTHON = {"key_parts": {"python abi": ".cpython-311.so"}}
 FLAGS = '["-DTORCH_TARGET_VERSION=0x020f000000000000"]'
+OLDER_FLAGS, ODD_FLAGS = FLAGS.replace("0x020f", "0x0209"), '["-DTORCH_TARGET_VERSION=0xno"]'
 
 
 def manifest(key_parts: dict[str, str] | None = None, **changes: Any) -> Manifest:
@@ -71,6 +53,9 @@ def manifest(key_parts: dict[str, str] | None = None, **changes: Any) -> Manifes
         ({"needs": {"GLIBC": "2.4"}}, {"glibc": "2.36"}, ""),
         ({"key_parts": {"c++ flags": FLAGS}}, {}, "needs torch >=2.15"),
         ({"key_parts": {"c++ flags": FLAGS}}, {"torch_release": (2, 15)}, ""),
+        ({"key_parts": {"c++ flags": OLDER_FLAGS}}, {"torch_release": (2, 9)}, "needs torch >=2.10"),
+        ({"key_parts": {"c++ flags": ODD_FLAGS}}, {"torch_release": (2, 9)}, "needs torch >=2.10"),
+        ({"key_parts": {"c++ flags": ODD_FLAGS}}, {"torch_release": (2, 10)}, ""),
         (FOR_PYTHON, {}, ""),
         ({**FOR_PYTHON, "torch": "2.12.1"}, {}, "built with torch 2.12.1"),
         (FOR_PYTHON, {"python_abi": ".cpython-312.so"}, "Python ABI .cpython-311.so"),
