@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import resource
 import statistics
 import tempfile
 import time
@@ -121,9 +120,9 @@ class Bench:
         buffer = self.buffer if pinned else self._pageable
 
         def run() -> Transfer:
-            cpu, started = cpu_seconds(), time.perf_counter()
+            cpu, started = time.process_time(), time.perf_counter()
             call(buffer, self.path)
-            return Transfer(time.perf_counter() - started, cpu_seconds() - cpu)
+            return Transfer(time.perf_counter() - started, time.process_time() - cpu)
 
         return run
 
@@ -207,12 +206,6 @@ class Bench:
         taken = interleave({name: run for name, (_, run) in contenders.items()}, self.rounds, case)
         for name, (setting, _) in contenders.items():
             self.results.append(Result(case, name, setting, self.size_bytes, taken[name]))
-
-
-def cpu_seconds() -> float:
-    """The CPU time of this process with all its threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def requirements(results: Sequence[Result], overlap: float, build_s: float) -> list[Requirement]:
