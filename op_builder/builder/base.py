@@ -13,7 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from op_builder import paths
 from op_builder.builder.deepspeed_methods import DeepSpeedMethods
@@ -293,6 +293,11 @@ class TorchCPUOpBuilder(CPUOpBuilder):
 
     def extra_ldflags(self) -> list[str]:
         return ["-fopenmp"]
+
+
+def is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
+    """Whether it is a builder class."""
+    return isinstance(value, type) and issubclass(value, OpBuilder)
 
 
 def log_steps(op: str, verbose: bool) -> Progress | None:

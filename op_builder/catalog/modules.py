@@ -9,7 +9,7 @@ import pkgutil
 from dataclasses import dataclass
 from types import ModuleType
 
-from op_builder.builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder, is_builder
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +70,5 @@ def builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
     return [
         (name, value)
         for name, value in vars(module).items()
-        if name.endswith("Builder")
-        and isinstance(value, type)
-        and issubclass(value, OpBuilder)
-        and value.NAME
-        and not inspect.isabstract(value)
+        if name.endswith("Builder") and is_builder(value) and value.NAME and not inspect.isabstract(value)
     ]

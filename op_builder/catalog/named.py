@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TypeGuard
 
-from op_builder.builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder, is_builder
 from op_builder.catalog.registry import all_specs, device_package, find_builder, registered_packages
 from op_builder.device import current_accelerator, current_package
 from op_builder.errors import AccelError, UnknownOpError
@@ -73,9 +72,9 @@ def _spec_of(name: str) -> OpSpec:
             "Use a name that Python can import from the current directory, or extend PYTHONPATH.",
         ) from error
     found = getattr(module, class_name, None)
-    if not _is_builder(found):
+    if not is_builder(found):
         what = "is not an OpBuilder" if hasattr(module, class_name) else "does not exist"
-        builders = filter(_is_builder, vars(module).values())
+        builders = filter(is_builder, vars(module).values())
         own = [builder.__name__ for builder in builders if builder.__module__ == module_name]
         names = ", ".join(dict.fromkeys(own))
         remedy = f"Use one of {names}." if names else f"Name the module that defines it; {module_name} has no builders."
@@ -87,10 +86,6 @@ def _spec_of(name: str) -> OpSpec:
             f"{name!r}: the builder cannot be created: {type(error).__name__}: {error}.",
             "Give it a sources() method and an __init__ that needs no arguments.",
         ) from error
-
-
-def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
-    return isinstance(value, type) and issubclass(value, OpBuilder)
 
 
 def _package() -> str:

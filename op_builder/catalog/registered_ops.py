@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 
-from op_builder.builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder, is_builder
 from op_builder.catalog.modules import import_modules
 from op_builder.load.lookup import is_listing
 from op_builder.messages import warn_once
@@ -149,7 +149,7 @@ def _read(label: str, name: str) -> _Found:
         (class_name, cls)
         for module in modules
         for class_name, cls in vars(module).items()
-        if isinstance(cls, type) and issubclass(cls, OpBuilder) and f"{cls.__module__}.".startswith(f"{own}.")
+        if is_builder(cls) and f"{cls.__module__}.".startswith(f"{own}.")
     ]
     builders = tuple((class_name, cls) for class_name, cls in classes if not _reason_against(cls, class_name))
     ops = {cls for _, cls in builders}

@@ -24,13 +24,13 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.utils import cpp_extension
 
 from op_builder import env
-from op_builder.builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder, is_builder
 from op_builder.cache.store import Cache
 from op_builder.catalog.builders import DeclaredBuilder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, family_of
@@ -104,7 +104,7 @@ def off() -> None:
     while _undo:
         _undo.pop()()
     # In modules that were imported meanwhile.
-    _replace_names(_deepspeeds_accelerator().get_accelerator().get_op_builder, _is_ours, lambda _: True)
+    _replace_names(_deepspeeds_accelerator().get_accelerator().get_op_builder, is_builder, lambda _: True)
     _undo.clear()
     _renew_lists()
 
@@ -153,7 +153,7 @@ def _engine_classes(device: str) -> dict[str, type[OpBuilder]]:
                 logger.warning("The builders of DeepSpeed's module %s stay its own: %s", item.name, error)
                 continue
             for name, found in list(vars(module).items()):
-                if _is_ours(found) and found.__module__ == module.__name__ and name not in known:
+                if is_builder(found) and found.__module__ == module.__name__ and name not in known:
                     known[name] = type(name, (_OnEngine, found), {"__module__": found.__module__})
     return known
 
@@ -293,12 +293,8 @@ def _is_theirs(value: Any) -> bool:
     return value is None or getattr(value, "__module__", "").startswith(_BUILDERS)
 
 
-def _is_ours(value: Any) -> TypeGuard[type[OpBuilder]]:
-    return isinstance(value, type) and issubclass(value, OpBuilder)
-
-
 def _is_offered(value: Any) -> bool:
-    return _is_ours(value) and not (issubclass(value, DeclaredBuilder) and value.SPEC.unavailable is not None)
+    return is_builder(value) and not (issubclass(value, DeclaredBuilder) and value.SPEC.unavailable is not None)
 
 
 def _modules() -> Iterator[ModuleType]:
