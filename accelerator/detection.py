@@ -59,7 +59,7 @@ class Candidate:
 
 
 class TraceEntry:
-    """One line of the trace; ``reason`` is why the candidate was rejected, None for the chosen one."""
+    """One line of the trace; ``reason`` is why the candidate was not chosen, None for the chosen one."""
 
     def __init__(self, name: str, label: str, reason: str | None) -> None:
         self.name, self.label, self.reason = name, label, reason
@@ -163,7 +163,7 @@ def _selection_error(
         reasons = "".join(f"\n  {candidate.label}: {reason}" for candidate, reason in rejected)
         return AcceleratorSelectionError(
             f"No accelerator can be used, not even the CPU:{reasons}",
-            "Install torch >= 2.10; if it is installed, fix the error of `python -c 'import torch'`.",
+            "Install torch: `pip install 'torch>=2.10'`. If it is, fix the error of `python -c 'import torch'`.",
         )
     other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:

@@ -188,7 +188,7 @@ def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tu
         if wanted > count and accelerator.device_name() != "cpu":
             raise LaunchError(
                 f"--num_accelerators {wanted}: this host has {count} ({accelerator.device_name()}).",
-                "Request fewer, or set ACCEL_ACCELERATOR=cpu to run on the CPU.",
+                f"Pass at most --num_accelerators {count}, or set ACCEL_ACCELERATOR=cpu to run on the CPU.",
             )
         hosts, nodes = (host_of("localhost", max(wanted, count) if has_choice else wanted),), None
     hosts = limit(choose_hosts(hosts, options.include, options.exclude), nodes, options.num_accelerators)

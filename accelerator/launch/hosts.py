@@ -63,7 +63,10 @@ def text_of(path: Path, data: bytes) -> str:
 
 def unreadable(path: Path, error: OSError) -> LaunchError:
     """The error for a file of the user's that the system refuses to read."""
-    return LaunchError(f"{path} cannot be read: {error.strerror}.", "Correct its permissions, or name another file.")
+    return LaunchError(
+        f"{path} cannot be read: {error.strerror}.",
+        f"Run `ls -l {path}` to see who may read it, and pass a file that you can read.",
+    )
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
@@ -119,11 +122,17 @@ def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
 def limit(hosts: Sequence[Host], nodes: int | None, accelerators: int | None) -> tuple[Host, ...]:
     """The first ``nodes`` hosts, and of each the first ``accelerators`` slots; None: all."""
     if nodes is not None and nodes > len(hosts):
-        raise LaunchError(f"--num_nodes {nodes}: the hostfile has {len(hosts)} hosts.", "Request fewer, or add hosts.")
+        raise LaunchError(
+            f"--num_nodes {nodes}: the hostfile has {len(hosts)} hosts.",
+            f"Pass at most --num_nodes {len(hosts)}, or add hosts to the hostfile.",
+        )
     for host in hosts[:nodes]:
         if accelerators is not None and accelerators > len(host.chosen):
             found = f"host {host.name} has {len(host.chosen)} slots"
-            raise LaunchError(f"--num_accelerators {accelerators}: {found}.", "Request fewer, or increase its slots.")
+            raise LaunchError(
+                f"--num_accelerators {accelerators}: {found}.",
+                f"Pass at most --num_accelerators {len(host.chosen)}, or raise slots= of the host in the hostfile.",
+            )
     return tuple(replace(host, chosen=host.chosen[:accelerators]) for host in hosts[:nodes])
 
 

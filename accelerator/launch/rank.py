@@ -65,7 +65,7 @@ def read_place(launcher: str, variables: Mapping[str, str]) -> dict[str, int]:
     if missing:
         raise LaunchError(
             f"--launcher {launcher} should set {', '.join(missing)}, but they are not set in this process.",
-            "Set --launcher to the one that runs here; 'mpirun --version' prints its name.",
+            "Run `mpirun --version` to see which MPI starts the ranks, and pass that --launcher.",
         )
     return {name: int(variables[own]) for name, own in zip(_TORCH, names, strict=True)}
 

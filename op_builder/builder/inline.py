@@ -110,7 +110,9 @@ def load_inline(
     """
     check_op_name(name, "load_inline: name")
     if keyword.iskeyword(name):
-        raise ArgumentError(f"load_inline: {name!r} is not a valid name.", "Use a Python identifier.")
+        raise ArgumentError(
+            f"load_inline: name is {name!r}, a keyword of Python.", f"Use another name, for example '{name}_op'."
+        )
     if not isinstance(binding, Binding):
         raise ArgumentError(f"load_inline: binding is {binding!r}.", f"Use one of {', '.join(map(str, Binding))}.")
     is_stable = binding is Binding.STABLE
@@ -210,7 +212,8 @@ def _docs(functions: str | Iterable[str] | Mapping[str, str] | None, binding: Bi
         parts = [str(word)] if binding is Binding.TVM_FFI else str(word).split("::")
         if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
             raise ArgumentError(
-                f"load_inline: {word!r} is not a valid name.", "Use a C++ function's name, such as 'f' or 'space::f'."
+                f"load_inline: functions names {word!r}, which is not a name of a C++ function.",
+                "Use a name such as 'f'." if binding is Binding.TVM_FFI else "Use a name such as 'f' or 'space::f'.",
             )
         if not isinstance(docs[word], str):
             raise ArgumentError(f"load_inline: the docstring of {word!r} is {docs[word]!r}.", "Use a string.")

@@ -39,7 +39,7 @@ _MACHINE_PARTS = (
     *COMPILER_PARTS,
 )
 
-_REMEDY = "Copy the bundle again, or export it again with `accel-ops cache export`."
+_REMEDY = "Copy the bundle again, or export it again with `accel-ops cache export FILE`."
 # Binaries compress to a quarter; sections of zeros, to a thousandth.
 _FREE_BYTES = 64 << 20
 _MOST_EXPANSION = 100
@@ -114,9 +114,9 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
             members = _members(bundle, path.stat().st_size)
             manifests = [_read_manifest(bundle, members, name) for name in members if name.endswith(f"/{MANIFEST}")]
             if not manifests:
-                raise BundleError("It holds no built ops.", "Make it with: `accel-ops cache export FILE`.")
+                raise BundleError("It contains no built ops.", "Make it with: `accel-ops cache export FILE`.")
             if len(members) != 2 * len(manifests):
-                raise BundleError("It holds files that belong to no op.", _REMEDY)
+                raise BundleError("It contains files that belong to no op.", _REMEDY)
             with cache.staging("bundle") as staging:
                 staged = [staging / str(number) for number in range(len(manifests))]
                 for directory, manifest in zip(staged, manifests, strict=True):
@@ -164,25 +164,27 @@ def differences_here(manifest: Manifest, memo: Memo) -> list[str]:
 
 def _members(bundle: zipfile.ZipFile, file_bytes: int) -> dict[str, zipfile.ZipInfo]:
     """The members of a bundle by name, if its index is plausible; reads none of them."""
-    members = {member.filename: member for member in bundle.infolist()}
-    if len(members) != len(bundle.infolist()):
-        raise BundleError("It holds a name twice.", _REMEDY)
+    members: dict[str, zipfile.ZipInfo] = {}
+    for member in bundle.infolist():
+        if members.setdefault(member.filename, member) is not member:
+            raise BundleError(f"It contains two files named {member.filename!a:.200}.", _REMEDY)
     for name, member in members.items():
         is_plain = name.isascii() and name.isprintable() and name == member.orig_filename
         if not is_plain or name.count("/") != 3:
-            raise BundleError(f"It holds {member.orig_filename!a:.200}, which is not a file of an op.", _REMEDY)
+            raise BundleError(f"It contains {member.orig_filename!a:.200}, which is not a file of an op.", _REMEDY)
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & _ENCRYPTED:
             raise BundleError(f"{name} is encrypted or compressed by an unknown method.", _REMEDY)
     expanded = sum(member.file_size for member in members.values())
     if expanded > _FREE_BYTES + _MOST_EXPANSION * file_bytes:
-        raise BundleError(f"Its {file_bytes} bytes would expand to {expanded}; no built ops do.", _REMEDY)
+        raise BundleError(f"It has {file_bytes} bytes and would expand to {expanded}, which no built ops do.", _REMEDY)
     return members
 
 
 def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str) -> Manifest:
     """A manifest whose binary is in the bundle, according to the index."""
     if members[name].file_size > _MOST_MANIFEST_BYTES:
-        raise BundleError(f"The manifest {name} has {members[name].file_size} bytes.", _REMEDY)
+        size_bytes = members[name].file_size
+        raise BundleError(f"The manifest {name} has {size_bytes} bytes, more than {_MOST_MANIFEST_BYTES}.", _REMEDY)
     try:
         manifest = Manifest.from_json(bundle.read(name).decode("ascii"))
     except OtherFormatError as error:
@@ -193,7 +195,7 @@ def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInf
         raise BundleError(f"{name} is of a precompiled header, which fits only the machine that made it.", _REMEDY)
     binary = members.get(_member_name(manifest))
     if binary is None or name != f"{_directory(manifest)}/{MANIFEST}" or manifest.artifact == MANIFEST:
-        raise BundleError(f"{name} describes a binary that the bundle does not hold.", _REMEDY)
+        raise BundleError(f"{name} describes a binary that the bundle does not contain.", _REMEDY)
     if binary.file_size != manifest.size_bytes:
         raise BundleError(
             f"{_member_name(manifest)} has {binary.file_size} bytes; its manifest says {manifest.size_bytes}.", _REMEDY

@@ -58,7 +58,7 @@ def _require_readable(root: Path) -> None:
     except OSError as error:
         raise CacheError(
             f"The cache directory {root} cannot be read: {error.strerror}.",
-            "Correct its permissions, or name another by --directory.",
+            f"Run `chmod u+rwx {root}` as its owner, or pass another directory: --directory DIRECTORY.",
         ) from None
 
 

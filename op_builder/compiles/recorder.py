@@ -91,7 +91,10 @@ def _add_recorder(directory: Path) -> None:
     path = os.path.realpath(place)
     if set(path) & set(" :"):
         place.unlink()
-        raise AccelError(f"LD_PRELOAD cannot name {path}.", "Use a TMPDIR without spaces and colons.")
+        raise AccelError(
+            f"LD_PRELOAD cannot name {path}.",
+            "Set TMPDIR to a directory without spaces and colons in its path, for example TMPDIR=/tmp.",
+        )
 
 
 def _library() -> Path:

@@ -54,7 +54,8 @@ def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCount
     selected = group if group is not None else dist.group.WORLD
     if not isinstance(selected, AccelProcessGroup):
         raise OpArgumentError(
-            f"The group is a {type(selected).__name__}, which has no counts.", 'Make it with the backend "accel".'
+            f"The group is a {type(selected).__name__}, which does not count its collectives.",
+            'Create it with init_process_group("accel").',
         )
     return selected.counts()
 

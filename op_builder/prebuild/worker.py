@@ -119,7 +119,7 @@ def log(text: str) -> None:
 def _nothing_built(reasons: Sequence[str]) -> IncompatibleOpError:
     return IncompatibleOpError(
         "\n  ".join(["None of the requested ops can be built here.", *reasons]),
-        "Fix that, or unset the variables ACCEL_BUILD_*; ops are then compiled when they are first loaded.",
+        "Fix what the reasons name, or unset the variables ACCEL_BUILD_*: ops are then compiled when first loaded.",
     )
 
 
@@ -155,7 +155,8 @@ def _choose(
         lacking = _reason_against_target(spec, target)
         if lacking is not None and request.requires(spec):
             raise IncompatibleOpError(
-                f"{spec.name} cannot be built: {lacking}.", "Request other ops, or another platform."
+                f"{spec.name} cannot be built: {lacking}.",
+                f"Unset {variable_of(spec)}, or set ACCEL_BUILD_TARGET to another platform.",
             )
         reason = None if request.requires(spec) else _reason_against(spec, request, accelerator)
         reason = lacking if reason is None else reason
@@ -194,7 +195,7 @@ def _raise_failures(specs: Sequence[OpSpec], results: Sequence[OpResult]) -> Non
         switches = ", ".join(dict.fromkeys(f"{variable_of(spec)}=0" for spec, _ in failed))
         raise AccelError(
             "\n".join(f"{result.op} cannot be built: {result.message}" for _, result in failed),
-            f"Fix that, or leave it out with {switches}.",
+            f"Correct this, or build without it: set {switches}.",
         )
 
 

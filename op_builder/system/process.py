@@ -78,7 +78,7 @@ def run(
             _wait(process, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise ToolchainError(
-                f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it blocks."
+                f"{line} did not end within {timeout_s:g} s.", "Run that command in a shell to see where it blocks."
             ) from error
         if -process.returncode in (signal.SIGXFSZ, signal.SIGXCPU):
             ended = str(signal.strsignal(-process.returncode))

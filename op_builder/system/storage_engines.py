@@ -17,7 +17,7 @@ def unusable_engine(name: str, reason: str) -> IncompatibleOpError:
     return IncompatibleOpError(f"The storage engine {name} cannot be used: {reason}.", _REMEDY)
 
 
-_REMEDY = "Select another, or none: without ACCEL_AIO_ENGINE and engine= the first that works is used."
+_REMEDY = "Unset ACCEL_AIO_ENGINE and omit engine=, so that the first engine that works is used."
 
 
 def explain(name: str, number: int) -> str:

@@ -17,7 +17,7 @@ from op_builder.messages import warn_once
 from op_builder.plan import BuildPlan
 from op_builder.system.records import Memo
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
-from op_builder.toolchains.cuda import find_cuda, require_same_cuda
+from op_builder.toolchains.cuda import CUDA_TORCH_REMEDY, find_cuda, require_same_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
@@ -40,7 +40,9 @@ def torch_check() -> str:
     install = torch_install()
     needed = ".".join(map(str, MINIMUM_TORCH))
     if install.release < MINIMUM_TORCH:
-        raise IncompatibleOpError(f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
+        raise IncompatibleOpError(
+            f"torch {install.version} is older than {needed}.", f"Install a newer one: `pip install 'torch>={needed}'`."
+        )
     return install.version
 
 
@@ -119,13 +121,14 @@ def torch_cuda_check() -> str:
     if install.cuda is None and install.hip is None:
         raise IncompatibleOpError(
             f"torch {install.version} is a build without CUDA.",
-            "Install a CUDA build of torch to run the op; compiling it needs only the toolkit.",
+            f"{CUDA_TORCH_REMEDY} Compiling the op needs only the toolkit.",
         )
     import torch
 
     if not torch.cuda.is_available():
         raise IncompatibleOpError(
-            "torch sees no CUDA device.", "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device."
+            "torch sees no CUDA device.",
+            "Run `nvidia-smi` and `echo $CUDA_VISIBLE_DEVICES` to find the reason. Compiling the op needs no device.",
         )
     return f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}"
 

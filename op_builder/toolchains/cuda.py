@@ -22,6 +22,8 @@ from op_builder.system.records import Memo, Schema, are_texts, is_count, is_text
 from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains.compiler_probe import digest_of_programs, wrapper_facts
 
+CUDA_TORCH_REMEDY = "Install a CUDA build of torch: `pip install --force-reinstall torch`."
+
 _are_counts = list_of(is_count)
 _ANSWER: Schema = {
     "home": is_text,
@@ -188,9 +190,7 @@ def require_same_cuda(toolkit: CudaToolkit, prefix: str = "") -> None:
     """
     install = torch_install()
     if install.cuda is None:
-        raise CUDAMismatchException(
-            f"{prefix}torch {install.version} is a build without CUDA.", "Install a CUDA build of torch."
-        )
+        raise CUDAMismatchException(f"{prefix}torch {install.version} is a build without CUDA.", CUDA_TORCH_REMEDY)
     if parse_release(install.cuda)[0] != toolkit.version[0]:
         found = ".".join(map(str, toolkit.version))
         raise CUDAMismatchException(

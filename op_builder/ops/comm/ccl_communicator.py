@@ -149,7 +149,7 @@ class Communicator:
         self._failure = CommunicationError(
             f"oneCCL's {what} on rank {self.rank} of {self.size} did not finish within {timeout_s:g} s. "
             "oneCCL does not report which rank is missing.",
-            "Find the process that ended or called something else; then make a new communicator on all ranks.",
+            "Read the ranks' logs to find the one that ended or called another collective, then restart all ranks.",
         )
         return self._failure
 

@@ -243,7 +243,7 @@ def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
             raise SharedMemorySpaceError(
                 f"{ranks} ranks need {size_bytes * ranks} bytes of shared memory ({size_bytes} each), but only "
                 f"{available} are available.",
-                "Request less, or free some memory.",
+                "Request less, end other programs, or start fewer ranks.",
                 needed_bytes=size_bytes * ranks,
             )
     descriptor: int = ops.create_segment(size_bytes)

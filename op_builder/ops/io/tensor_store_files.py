@@ -55,9 +55,9 @@ class StoreFiles:
         """The file of a tensor; raises an OpArgumentError for an invalid name."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise OpArgumentError(
-                f"{name!r} is not a valid name of a tensor.",
-                "Use 1 to 200 letters, digits and the signs _ - . (not first: - .), and not __metadata__; "
-                "they become the file's name.",
+                f"A tensor cannot be stored under the name {name!r}, which becomes the name of a file.",
+                "Use 1 to 200 letters, digits, '_', '-' and '.', begin with a letter, a digit or '_', and do not use "
+                "'__metadata__'.",
             )
         return self.directory / f"{name}{_SUFFIX}"
 

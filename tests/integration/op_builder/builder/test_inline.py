@@ -72,7 +72,7 @@ def test_a_stable_library_with_a_namespace_of_its_own() -> None:
     [
         ({"name": "no-name"}, "name is 'no-name', which is not a valid op name"),
         ({"name": "café"}, "Use ASCII letters"),
-        ({"name": "class"}, "'class' is not a valid name"),
+        ({"name": "class"}, "name is 'class', a keyword of Python"),
         ({"functions": [1]}, r"functions is \[1\], which is not a list of strings"),
         ({"cpp_sources": ""}, "no text"),
         ({"cpp_sources": "#include <cmath>\nint f() { return 1; }"}, "binds no function"),

@@ -79,7 +79,7 @@ def test_a_binary_that_this_machine_cannot_load_is_refused(refused: Refused, tmp
         ({"kind": "program"}, "'kind' is not valid"),
         ({"artifact": "../../o.so"}, "'artifact' is not valid"),
         ({"artifact": "nul\0.so"}, "'artifact' is not valid"),
-        ({"artifact": "manifest.json"}, "does not hold"),
+        ({"artifact": "manifest.json"}, "does not contain"),
         ({"op": "\x1b[2J"}, "'op' is not valid"),
         ({"size_bytes": 7}, "bytes; its manifest says 7"),
         ({"sha256": "0" * 64}, "does not match its manifest"),
@@ -95,8 +95,8 @@ def test_a_crafted_manifest_is_refused(refused: Refused, tmp_path: Path, change:
 @pytest.mark.parametrize(
     ("base", "extra", "words"),
     [
-        ("small/a/b", "", "does not hold"),
-        ("../up/b", "", "does not hold"),
+        ("small/a/b", "", "does not contain"),
+        ("../up/b", "", "does not contain"),
         ("small/a/\x1b[2J", "", "not a file of an op"),
         ("", "small/a/nul\0here/x", "not a file of an op"),
         ("", "../../../up", "belong to no op"),
@@ -107,6 +107,16 @@ def test_crafted_names_are_refused(refused: Refused, tmp_path: Path, base: str, 
     path = bundle(tmp_path / "x.zip", manifest(), base=base, extra=extra.replace("\0", "@"))
     path.write_bytes(path.read_bytes().replace(b"nul@here", b"nul\0here"))
     assert words in refused(path)
+
+
+def test_a_bundle_with_two_files_of_one_name_is_refused_and_the_message_has_the_name(
+    refused: Refused, tmp_path: Path
+) -> None:
+    path = bundle(tmp_path / "x.zip", manifest(), extra="small/a/b/first.so")
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("small/a/b/other.so", "y")
+    path.write_bytes(path.read_bytes().replace(b"other.so", b"first.so"))
+    assert "contains two files named 'small/a/b/first.so'" in refused(path)
 
 
 @pytest.mark.parametrize("is_honest", [True, False])
