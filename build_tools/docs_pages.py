@@ -23,6 +23,7 @@ HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
 CELL, TEXT = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=>)[^<]+")
 BREAK = re.compile(r"(?<=[./(=])(?=\w{4})|(?<=\w{8}_)(?=\w{8})")  # where a line in a table may end
 NARROW_BREAK = re.compile(r"(?<=\w{3}_)(?=\w{3})|(?<=\w)(?=Builder\b)")  # where it may end on a phone
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]i?B)\b)")  # where it may not end
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 
@@ -50,8 +51,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def wrapping(cell: re.Match[str]) -> str:
-    """A table's cell, in which long names may wrap."""
-    return TEXT.sub(lambda text: NARROW_BREAK.sub('<wbr class="narrow">', BREAK.sub("<wbr>", text[0])), cell[0])
+    """A table's cell, in which long names may wrap, and a number stays beside its unit."""
+    joined = TEXT.sub(lambda text: BEFORE_UNIT.sub("&nbsp;", text[0]), cell[0])
+    return TEXT.sub(lambda text: NARROW_BREAK.sub('<wbr class="narrow">', BREAK.sub("<wbr>", text[0])), joined)
 
 
 def repository_link(link: re.Match[str], page: str) -> str:
