@@ -139,7 +139,7 @@ def _require_places(directory: Path, output: Path, size_bytes: int) -> None:
     if free < size_bytes + _SPARE_BYTES:
         raise AccelError(
             f"{directory} has {size_text(free)} free; {size_text(size_bytes + _SPARE_BYTES)} are needed.",
-            f"Free some, or pass a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
+            f"Delete files there, or pass a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
         )
 
 

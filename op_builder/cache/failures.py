@@ -37,7 +37,7 @@ def errors_explained(root: Path) -> Iterator[None]:
         is_related = root in (Path(place), *Path(place).parents) or Path(place) in root.parents
         if os.path.isabs(place) and not is_related:
             if isinstance(error, PermissionError):
-                remedy = "Correct the permissions of this file, then load the op again."
+                remedy = f"Run `ls -l {place}`, let this user read the file, then load the op again."
             else:
                 remedy = "Correct this file, or its name in the op's sources, include directories or flags."
             remedy = remedy_of_limit(str(error.strerror)) or remedy
@@ -106,9 +106,9 @@ def disk_full(root: Path) -> CacheError:
         if system.f_files and not system.f_favail and system.f_bavail:
             return CacheError(
                 f"The file system of the cache directory {root} cannot hold more files (no inodes are left).",
-                "Delete files there, or use a cache directory (ACCEL_CACHE_DIR) on another file system.",
+                "Run `accel-ops cache prune --unused`, delete other files, or set ACCEL_CACHE_DIR to another disk.",
             )
     return CacheError(
         f"No space left on the disk of the cache directory {root}.",
-        "Free some space, or use a cache directory (ACCEL_CACHE_DIR) on another disk.",
+        "Run `accel-ops cache prune --max-size 1G`, free other space, or set ACCEL_CACHE_DIR to another disk.",
     )

@@ -159,7 +159,7 @@ def run_ninja(
             if time.monotonic() > deadline:
                 raise ToolchainError(
                     f"The build did not end within {timeout_s:g} s and was stopped.",
-                    "Allow more time (ACCEL_COMPILE_TIMEOUT_S), or lower ACCEL_MAX_JOBS if the machine swaps.",
+                    f"Set ACCEL_COMPILE_TIMEOUT_S to more than {timeout_s:g}, or ACCEL_MAX_JOBS=1 if memory is short.",
                 )
             time.sleep(_POLL_S)
     return int(process.returncode)

@@ -70,7 +70,10 @@ class CCLCommModule:
         """
         key = tuple(map(operator.index, ranks))
         if len(key) != size or len(set(key)) != size:
-            raise OpArgumentError(f"Group {list(key)} does not list {size} distinct ranks.", "Correct size or ranks.")
+            raise OpArgumentError(
+                f"Group {list(key)} does not list {size} distinct ranks.",
+                "Pass as size the number of ranks, and each rank once.",
+            )
         timeout_s = self._world.timeout_s if self._world is not None else DEFAULT_TIMEOUT_S
         previous, self._groups[key] = self._groups.get(key), Communicator(self.ops, size, rank, kvs, timeout_s)
         if previous is not None:

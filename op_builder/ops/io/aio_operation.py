@@ -58,7 +58,7 @@ class Operation(NamedTuple):
             remedy = "Read fewer bytes, or find out what truncated the file."
         else:
             what = f"byte {offset} of the file differs from the tensor"
-            remedy = "Check whether something else writes to the file or the tensor; otherwise suspect the device."
+            remedy = "If nothing else writes to the file or the tensor, look for errors of the disk: `dmesg`."
         return self._error(what, remedy, errno.EIO, offset, bytes_done)
 
     def system_error(self, number: int, offset: int, bytes_done: int) -> StorageError:

@@ -49,7 +49,8 @@ GENERATED = re.compile(r"[0-9a-f]{16}-\d{5,}\.safetensors")
 _FORMAT = 1
 _PIECE_BYTES = 8 << 20  # of one read or write
 _REMEDY = (
-    "Load an earlier checkpoint, or restore the file from a backup; if nothing else wrote to it, suspect the device."
+    "Load an earlier checkpoint, or restore the file from a backup; "
+    "if nothing else wrote to it, look for errors of the disk: `dmesg`."
 )
 
 

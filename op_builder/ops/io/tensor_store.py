@@ -25,7 +25,10 @@ from op_builder.ops.io.tensor_store_transfer import read_body, write_body
 from op_builder.system.file_kinds import require_no_other_format
 from op_builder.system.records import RecordError
 
-_RESTORE = "Save the tensor again, or restore the file from a backup; if nothing else wrote to it, suspect the device."
+_RESTORE = (
+    "Save the tensor again, or restore the file from a backup; "
+    "if nothing else wrote to it, look for errors of the disk: `dmesg`."
+)
 
 
 class TensorStore:
