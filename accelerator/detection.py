@@ -163,7 +163,7 @@ def _selection_error(
         reasons = "".join(f"\n  {candidate.label}: {reason}" for candidate, reason in rejected)
         return AcceleratorSelectionError(
             f"No accelerator can be used, not even the CPU:{reasons}",
-            "Install torch: `pip install 'torch>=2.10'`. If it is, fix the error of `python -c 'import torch'`.",
+            "Run `pip install 'torch>=2.10'`. If torch is installed, fix the error of `python -c 'import torch'`.",
         )
     other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:

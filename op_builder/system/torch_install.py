@@ -66,7 +66,7 @@ def torch_install() -> TorchInstall:
     except Exception as error:
         raise IncompatibleOpError(
             f"torch cannot be imported: {type(error).__name__}: {error}",
-            "Install torch: `pip install 'torch>=2.10'`. If it is, fix the error of `python -c 'import torch'`.",
+            "Run `pip install 'torch>=2.10'`. If torch is installed, fix the error of `python -c 'import torch'`.",
         ) from error
     return TorchInstall(
         version=torch.__version__,
