@@ -366,6 +366,7 @@ ACCEL_SET_FOR_SYCL = _text(
 )
 
 
+_OF_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _PROGRAM_PLACES = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
 # Starts of the names of variables that change the output of compilers, or of wrappers that are no scripts. They are
 # part of the key. Not all of OMPI_: mpirun gives each rank its own values.
@@ -373,7 +374,7 @@ _READ_BY_COMPILERS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "OBJCPLUS_INCLUDE_PATH"),
     *("LIBRARY_PATH", "LD_RUN_PATH", *_PROGRAM_PLACES),
     *("LDEMULATION", "GNUTARGET"),
-    *("SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"),
+    *("SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", *_OF_NVCC),
     *("SDKROOT", "MACOSX_DEPLOYMENT_TARGET", "DEVELOPER_DIR", "TOOLCHAINS"),
     *("NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS", "NIX_HARDENING", "NIX_ENFORCE", "SPACK_", "CRAYPE_"),
     *("OMPI_CC", "OMPI_CXX", "OMPI_CFLAGS", "OMPI_CPPFLAGS", "OMPI_LDFLAGS", "OMPI_LIBS", "MPICH_C", "I_MPI_C"),
@@ -411,6 +412,11 @@ def compiler_environment(*, is_for_target: bool, **changes: str | None) -> dict[
 def program_places() -> list[str]:
     """The directories in which compilers look for their programs first."""
     return [place for name in _PROGRAM_PLACES for place in os.environ.get(name, "").split(":") if place]
+
+
+def nvcc_words() -> list[str]:
+    """The flags that nvcc takes from variables."""
+    return [word for name in _OF_NVCC for word in os.environ.get(name, "").split()]
 
 
 def of_another_program(name: str) -> str | None:

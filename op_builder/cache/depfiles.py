@@ -57,12 +57,13 @@ def read_headers(
     texts = {name: _spliced(text) for name, text in _own_texts(plan, {*sources, *listed}, roots)}
     orders = [[_without_dots(directory) for directory in directories] for directories in searched]
     flags = list(flags)
-    macros = "".join(
-        f"#define {value.replace('=', ' ', 1)}\n" for flag, value, _ in grouped_flags(flags) if flag == "-D"
-    )
+    # Also in -Wp,-DNAME=TEXT.
+    macros = [os.fsencode(f"#define {word.replace('=', ' ', 1)}\n") for word in flags if "=" in word]
+    texts[_MACROS] = b"".join(macros)
     unclear = indirect_flags(flags) + ([] if all(orders) else ["a compiler that lists no include directories"])
-    for name, text in {**texts, "-D": os.fsencode(macros)}.items():
-        match = _HIDDEN.search(text) or (_ASSEMBLED.search(text) if assembled is None else None)
+    for name, text in texts.items():
+        match = _HIDDEN.search(_NO_LOOKUP.sub(rb"\1 ", text))
+        match = match or (_ASSEMBLED.search(text) if assembled is None else None)
         unclear += (
             [f"{match[0].decode(errors='replace').strip()} in {os.path.basename(name)}"] if match is not None else []
         )
@@ -134,12 +135,15 @@ _LOOKUP = re.compile(
 )
 # What reads a file that no depfile lists: a C++ text, and where the assembler writes no depfile, its directives.
 _HIDDEN = re.compile(
-    rb"^[ \t]*(?:#|%:)[ \t]*embed\b|\b__has_embed\b|(?<!define )\b__has_include(?:_next)?[ \t]*\([ \t]*\w+"
-    # Under another name, or passed to a macro; not defined(__has_include).
-    rb"|^[ \t]*(?:#|%:)[ \t]*(?:if|elif|define)\b(?:(?!\bdefine[ \t]+__has|\bdefined\b).)*\b__has_include(?:_next)?\b"
-    rb"(?![ \t]*\(|\")",
+    rb"^[ \t]*(?:#|%:)[ \t]*embed\b|\b__has_embed\b|\b__has_include(?:_next)?[ \t]*\([ \t]*\w+"
+    # Under another name, or passed to a macro.
+    rb"|^[ \t]*(?:#|%:)[ \t]*(?:if|elif|define)\b.*\b__has_include(?:_next)?\b(?![ \t]*\(|\")",
     re.MULTILINE,
 )
+_NO_LOOKUP = re.compile(rb"\b(define(?:d[ \t]*\(?)?)[ \t]*__has_\w+")
+# A macro whose use looks for a file: next to the file that uses it, if the name is in quotes.
+_ASKING_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*define\b.*\b__has_include.*", re.MULTILINE)
+_MACROS = "-D"
 # #include of a macro's value.
 _BY_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*include(?:_next)?[ \t]+\w", re.MULTILINE)
 # What looks like a comment in a string or in the name of a header is none.
@@ -189,14 +193,18 @@ def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str]
     found: set[str] = set()
     empty: list[str] = []
     every = set(chain.from_iterable(orders))
-    for file, text in texts.items():
+    users = [[directory] for directory in {os.path.dirname(file) for file in texts if os.path.isabs(file)}] or [[]]
+    macros = b"\n".join(line for text in texts.values() for line in _ASKING_MACRO.findall(text))
+    for file, text in {**texts, _MACROS: macros}.items():
+        directory_of_file = [os.path.dirname(file)] if os.path.isabs(file) else []
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
-            own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
+            own = directory_of_file if quoted else []
             places = (os.path.join(directory, f"{name}.gch") for directory in every.union(own))
             found.update(os.path.normpath(place) for place in places if directive and os.path.exists(place))
-            for directories in [[]] if directive else orders:
-                for directory in (*own, *directories):
+            starts = users if quoted and file == _MACROS else [own]
+            for directories in [own] if directive else [[*start, *order] for start in starts for order in orders]:
+                for directory in directories:
                     place = os.path.normpath(os.path.join(directory, name))
                     if not os.path.isfile(place):
                         empty.append(place)

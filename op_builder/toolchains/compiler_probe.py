@@ -99,7 +99,8 @@ def ask_compiler(
     tools += [ask([*query, *flags, f"-print-prog-name={name}"]).last_line for flags in selected for name in selectable]
     found = [path for name in (backend_path, *tools) if os.path.isabs(path := shutil.which(name) or name)]
     places = dict.fromkeys([*env.program_places(), *filter(os.path.isabs, named_by_flags)])
-    replacing = [f"{place}/{name}" for place in places for name in (*selectable, "specs")]
+    # -B/x/y- selects the program /x/y-as.
+    replacing = [f"{place}{end}{name}" for place in places for end in ("/", "") for name in (*selectable, "specs")]
     found += filter(shutil.which, [*named_by_flags, *replacing])
     named, variables = wrapper_facts(programs, found)
     configured = re.findall(r"^Configuration file: (/.+)$", version.output, re.MULTILINE)  # clang's

@@ -71,8 +71,11 @@ def host_words(flags: Iterable[str]) -> list[str]:
 
 def names_in(flags: Iterable[str]) -> list[str]:
     """The programs and directories that TOOL_FLAGS may name: ``ld.gold`` for ``-fuse-ld=gold``, the value of ``-B``."""
-    pieces = [piece.removeprefix("-B") for word in flags for piece in _pieces(word)]
-    names = [piece for piece in pieces if piece and not piece.startswith("-")]
+    names: list[str] = []
+    for flag, value, _ in grouped_flags(flags):
+        value = value or (flag[2:] if flag.startswith("-B") else flag.partition("=")[2])
+        names += value.split(",") if flag == "-wrapper" else [value]
+    names = [name for name in names if name and not name.startswith("-")]
     return [*names, *(f"ld.{name}" for name in names if "/" not in name)]
 
 

@@ -8,6 +8,7 @@ starts (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script coun
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import env
@@ -236,9 +237,13 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     Raises:
         ToolchainError, MissingCUDAException: one of them is missing or does not answer.
     """
-    compile_flags = host_words(plan.compile_flags) if plan.uses_cuda else plan.compile_flags
-    kinds = [flags for flags in (compile_flags, plan.link_flags) if any(word.startswith(TOOL_FLAGS) for word in flags)]
-    cxx = find_cxx(memo, plan.target, selections=tuple(flags_of(TOOL_FLAGS, flags) for flags in kinds))
+    kinds: list[Sequence[str]] = [plan.compile_flags, *(source.flags for source in plan.sources if source.flags)]
+    if plan.uses_cuda:
+        kinds.append(expand_response_files(env.nvcc_words()))
+        kinds = [host_words(flags) for flags in kinds]
+    kinds = [flags for flags in (*kinds, plan.link_flags) if any(word.startswith(TOOL_FLAGS) for word in flags)]
+    selections = tuple(dict.fromkeys(flags_of(TOOL_FLAGS, flags) for flags in kinds))
+    cxx = find_cxx(memo, plan.target, selections=selections)
     if plan.sycl is not None:
         if plan.uses_cuda:
             raise ToolchainError(

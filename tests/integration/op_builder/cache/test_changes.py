@@ -15,6 +15,8 @@ from op_builder import env
 from op_builder.cache.key import Roots
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
+from op_builder.plan import Language, Source
+from op_builder.toolchains.toolset import find_toolset
 from tests.support.builds import compile_op, explained, find_cached, lookup
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.foreign_package import python
@@ -197,7 +199,11 @@ def test_a_new_header_in_an_earlier_directory_counts(
         ("#if __has_include(<.//asked.h>)", True),
         ('// __has_include\n#define NAME "__has_include"\n#if __has_include("asked.h")', True),
         ('#define LOOKS __has_include\n#if LOOKS("asked.h")', False),
+        ('#define IS_THERE __has_include("asked.h")\n#if IS_THERE', True),
+        ("#if PART", True),
+        ("#if PASSED_ON", True),
         ('#if ASKS("asked.h")', False),
+        ('#if !defined(__has_include) || ASKS("asked.h")', False),
     ],
 )
 def test_a_file_that_was_looked_for_in_vain_counts(
@@ -213,7 +219,12 @@ def test_a_file_that_was_looked_for_in_vain_counts(
         place = (tmp_path / "system" if name == "system.h" else small.directory / "include") / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content)
-    small.flags += ['-DNESTED="asked_for.h"', "-DASKS=__has_include"][: 1 if is_listed else 2]
+    small.flags += [
+        '-DNESTED="asked_for.h"',
+        '-DPART=__has_include("asked.h")',
+        "-Wp,-DPASSED_ON=__has_include(<asked.h>)",
+    ]
+    small.flags += [] if is_listed else ["-DASKS=__has_include"]
     with env.scope(CPATH=str(tmp_path / "system")):
         entry = compile_op(small)
         assert bool(entry.manifest.key.unlisted) is not is_listed
@@ -487,6 +498,44 @@ def test_programs_that_flags_or_variables_select_count(
         keys.add(key(small, **values))
     assert len(keys) == 4
     assert name == "specs" or key(small, **values, TIMED_FLAGS="3") not in keys, "variables of a script"
+
+
+@needs_gxx
+def test_programs_that_flags_of_one_source_select_count(small: SmallBuilder, tmp_path: Path) -> None:
+    """Of two sources with prefixes of their own, both count."""
+    (small.directory / "other.cpp").touch()
+    prefixes = {name: tmp_path / f"{name}-" for name in ("small", "other")}
+
+    def digest() -> str:
+        plan = small.plan()
+        (source,) = plan.sources
+        other = source._replace(path=small.directory / "other.cpp")
+        sources = (
+            source._replace(flags=(f"-B{prefixes['small']}",)),
+            other._replace(flags=(f"-B{prefixes['other']}",)),
+        )
+        return find_toolset(plan._replace(sources=sources), small.cache.memo).cxx.digest
+
+    digests = set()
+    for number, prefix in enumerate(prefixes.values()):
+        program(Path(f"{prefix}as"), f'exec as "$@"  # {number}')
+        digests.add(digest())
+    program(Path(f"{prefixes['other']}as"), 'exec as "$@"  # 3')
+    digests.add(digest())
+    assert len(digests) == 3
+
+
+@needs_gxx
+def test_programs_that_variables_of_nvcc_select_count(small: SmallBuilder, tmp_path: Path) -> None:
+    require_program("nvcc")
+    source = Source(small.directory / "kernel.cu", "kernel.cu", Language.CUDA)
+    plan = small.plan()._replace(sources=(source,))
+    digests = set()
+    with env.scope(NVCC_APPEND_FLAGS=f"-Xcompiler -B{tmp_path}"):
+        for number in range(2):
+            program(tmp_path / "as", f'exec as "$@"  # {number}')
+            digests.add(find_toolset(plan, small.cache.memo).cxx.digest)
+    assert len(digests) == 2
 
 
 INCLUDES_OR_READS = [

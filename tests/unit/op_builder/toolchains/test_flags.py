@@ -16,6 +16,7 @@ from op_builder.toolchains.flags import (
     indirect_flags,
     linked_libraries,
     named_files,
+    names_in,
     without_older_standards,
 )
 
@@ -109,3 +110,9 @@ def test_flags_that_nvcc_passes_on_are_words_of_their_own() -> None:
 def test_a_library_is_found_in_every_form_of_the_flag() -> None:
     forms = ["-lz", "-l", "z", "-Wl,-l,z", "-Wl,--library=z", "-Xlinker", "-l", "-Xlinker", "z", "--library", "z"]
     assert linked_libraries([*forms, "-L/x", "/x/libz.so.1"]) == ["-lz"] * 6 + ["/x/libz.so.1"]
+
+
+def test_the_programs_and_directories_that_flags_name() -> None:
+    assert names_in(["-B/a,b=c", "-B", "/d=e"]) == ["/a,b=c", "/d=e"]
+    assert names_in(["-wrapper", "timed,-v"]) == ["timed", "ld.timed"]
+    assert names_in(["-fuse-ld=gold", "--gcc-toolchain=/f=g"]) == ["gold", "/f=g", "ld.gold"]
