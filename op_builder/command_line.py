@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, TextIO
 
 from op_builder.errors import AccelError
 
@@ -18,6 +19,7 @@ P = ParamSpec("P")
 
 # Packages that commands import; a checkout may be run without its requirements.
 REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
+_OUTPUT = "<stdout>"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -28,6 +30,7 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
         interrupted: what became of the work, for the message after Ctrl-C.
     """
     _open_closed_streams()
+    sys.stdout = _output_with_name(sys.stdout)
     try:
         os.getcwd()
     except FileNotFoundError:  # torch's libraries end the process
@@ -49,17 +52,38 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
     except KeyboardInterrupt:
         print(f"Interrupted. {interrupted}".rstrip(), file=sys.stderr)
         status = 128 + signal.SIGINT
-    except BrokenPipeError:
+    except OSError as error:
+        if error.filename != _OUTPUT:
+            raise
         # Python flushes stdout when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 128 + signal.SIGPIPE  # as shells report it
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
-        status = 1
+        if error.errno == errno.EPIPE:
+            status = 128 + signal.SIGPIPE  # as shells report it
+        else:
+            print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
+            status = 1
     sys.exit(status)
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors have its name as that of their file."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = _OUTPUT
+            raise
+
+
+def _output_with_name(stream: TextIO) -> TextIO:
+    if type(stream) is not io.TextIOWrapper:  # a test replaces it
+        return stream
+    stream.flush()
+    output = _Output(stream.fileno(), "w", closefd=False)
+    output.name = _OUTPUT
+    is_by_line = stream.line_buffering or stream.write_through
+    return io.TextIOWrapper(io.BufferedWriter(output), stream.encoding, stream.errors, line_buffering=is_by_line)
 
 
 def reports_errors(main: Callable[P, int]) -> Callable[P, int]:

@@ -41,12 +41,29 @@ def test_an_unknown_command_is_an_error_with_near_matches(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_behind_the_output_is_one_line() -> None:
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_a_full_disk_behind_the_output_is_one_line(size: int) -> None:
     ended = python(
         "-c",
         "import os, sys\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
         "from op_builder.command_line import run_main\n"
-        "run_main(lambda: print('text') or 0)",
+        f"run_main(lambda: print('x' * {size}) or 0)",
     )
     assert ended.returncode == 1
     assert ended.stderr == "The output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EPIPE"])
+def test_an_error_of_another_file_is_not_one_of_the_output(name: str) -> None:
+    text = f"""
+import errno, os
+from op_builder.command_line import run_main
+def main():
+    print("text")
+    raise OSError(errno.{name}, os.strerror(errno.{name}))
+run_main(main)
+"""
+    ended = python("-c", text)
+    assert ended.returncode == 1
+    assert ended.stdout == "text\n"
+    assert "Traceback" in ended.stderr
