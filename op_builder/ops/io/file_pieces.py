@@ -7,6 +7,7 @@ import errno
 import logging
 import mmap
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from op_builder.errors import AccelError, OpArgumentError, StorageError
+from op_builder.messages import warn_once
 from op_builder.ops.declare import load_host
 from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.async_io import OP as ASYNC_IO
@@ -33,6 +35,7 @@ SMALL_BYTES = (
     64 << 10
 )  # through the page cache: preparing a direct transfer would take longer, and neighbours come, too
 _THREADS = 4
+_PLAIN_S = 10.0  # an op that cannot be loaded is tried again after it: processes or files may have been too many
 
 
 class Handles:
@@ -48,7 +51,7 @@ class Handles:
         self._settings = dict(settings)
         self._owner = os.getpid()
         self._idle: deque[Handle] = deque()  # its methods need no lock
-        self._rejections: list[AccelError] = []  # why the op cannot be built or loaded
+        self._plain_until = 0.0  # the op could not be loaded just now; on the clock of time.monotonic()
 
     @contextmanager
     def one(self) -> Iterator[Handle]:
@@ -66,7 +69,7 @@ class Handles:
 
     def read(self, body: torch.Tensor, descriptor: int, offset: int) -> None:
         """Fill a uint8 vector from a file, past the page cache; by plain reads if the op cannot be loaded."""
-        if not self._rejections:
+        if time.monotonic() >= self._plain_until:
             try:
                 with self.one() as handle:
                     handle.sync_pread(body, descriptor, offset)
@@ -76,9 +79,8 @@ class Handles:
             except AccelError as error:
                 if "engine" in self._settings:  # this one was requested
                     raise
-                self._rejections.append(error)
-                if self._rejections[0] is error:  # several threads may find it out at once
-                    logger.warning("Files are read without async_io, perhaps slowly: %s", error)
+                self._plain_until = time.monotonic() + _PLAIN_S
+                warn_once(logger, f"Files are read without async_io, perhaps slowly: {error}")
         read_plainly(descriptor, memory_of(body), offset)
 
 
