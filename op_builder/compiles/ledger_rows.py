@@ -116,10 +116,12 @@ class _Ask:
 
     def is_of(self, process: _Process) -> bool:
         """Whether it started this program: with equal words after the first; a script's follow its interpreter's."""
-        tail = process.words[-len(self.words) :]
+        # system() of glibc 2.38 starts `sh -c -- COMMAND`.
+        words, started = ([word for word in each if word != "--"] for each in (self.words, process.words))
+        tail = started[-len(words) :]
         if len(tail) > 1:
-            return tail[1:] == self.words[1:]
-        return [*map(os.path.basename, tail)] == [*map(os.path.basename, self.words)]
+            return tail[1:] == words[1:]
+        return [*map(os.path.basename, tail)] == [*map(os.path.basename, words)]
 
 
 def _seconds(microseconds: str) -> float:

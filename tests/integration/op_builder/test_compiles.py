@@ -20,6 +20,7 @@ from op_builder import compiles, env
 from op_builder.commands.caches import CACHES, variables
 from op_builder.compiles.compilers import compiles as is_compiling
 from op_builder.compiles.compilers import is_compiler
+from op_builder.compiles.ledger_rows import Reader
 from op_builder.compiles.starts import preloading
 from op_builder.compiles.watching import Ledger, new_ledger
 from op_builder.engine import Binding, Recipe, build_library
@@ -214,6 +215,38 @@ os.environ["PATH"] += ":bin"
 for words in (["my_script"], ["bin/my_script"], ["./bin/my_script", "a", "b"]):
     subprocess.run(words, check=True)
 os.system("my_script")
+"""
+    assert compiled(text) == []
+    assert ledger()["unwatched"] == []
+
+
+def test_the_separator_that_system_passes_to_the_shell_does_not_count(place: Path) -> None:
+    """glibc 2.38 and newer start ``sh -c -- COMMAND``."""
+    records = [
+        ["ask", "1", "7", "no cache", "", "program.py:1", "", "", "/bin/sh", "sh", "-c", "gcc -c a.c"],
+        ["start", "2", "8", "7", "/bin/sh", "sh", "-c", "--", "gcc -c a.c"],
+        ["start", "3", "9", "8", "/usr/bin/gcc", "gcc", "-c", "a.c"],
+    ]
+    (place / "ledger").write_text(
+        "".join("\x1e" + "".join(f"{word}\x1f" for word in each) + "\x1e" for each in records)
+    )
+    reader = Reader(place / "ledger")
+    reader.read()
+    assert [start.program for start in reader.starts()] == ["program.py:1"]
+    assert reader.unwatched(0.0) == []
+
+
+def test_a_program_that_could_not_start_is_not_unwatched(place: Path) -> None:
+    for name, content in (("no_interpreter", "#!/no/such/interpreter\n"), ("text", "no program")):
+        program(place / name, "").write_text(content)
+    text = """
+import subprocess
+for words, cwd in ((["true"], "missing"), (["./text"], None), (["./no_interpreter"], None), (["/usr"], None)):
+    try:
+        subprocess.run(words, cwd=cwd)
+    except OSError:
+        continue
+    raise SystemExit(str(words))
 """
     assert compiled(text) == []
     assert ledger()["unwatched"] == []
