@@ -7,6 +7,7 @@ ends the processes that a failed launch leaves behind. Torch's calls run no sign
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -263,7 +264,7 @@ def connect(job: Job, resolve_timeout_s: float = 15.0) -> TCPStore:
     address, is_server = _address(job), job.node_rank == 0
     port = job.master_port or (0 if job.num_nodes == 1 else DEFAULT_PORT)
     began = time.monotonic()
-    while True:
+    for attempt in itertools.count():
         try:
             if is_server:
                 socket.getaddrinfo(address, port)
@@ -277,6 +278,8 @@ def connect(job: Job, resolve_timeout_s: float = 15.0) -> TCPStore:
                 raise LaunchError(message, "Use the name or address of the host with rank 0.") from None
             if waited_s > _MEETING_TIMEOUT_S:
                 raise TimeoutError(str(error)) from None
+            if attempt == 0:
+                log(f"Waiting for the first host, {address} port {port}: {error.strerror or error}.", "info")
         time.sleep(0.5)
     if is_server:
         return _serve(address, port)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def test_a_launcher_that_waits_for_other_hosts_ends_at_a_signal(tmp_path: Path) 
         assert started.end() == 130, started.errors
     other = ["--num_nodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", str(port)]
     with Started([*TWO, *other, SHOW], tmp_path) as started:
-        time.sleep(3)
+        wait_until(lambda: f"Waiting for the first host, 127.0.0.1 port {port}: " in started.errors)
         started.process.send_signal(signal.SIGINT)
         assert started.end() == 130, started.errors
 
