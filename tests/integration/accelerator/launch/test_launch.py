@@ -81,6 +81,26 @@ def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(launcher
             assert (tmp_path / "logs" / f"rank{rank}" / f"{name}.log").read_text() == f"{text} {rank}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": ""}),
+        (
+            {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "4,5"},
+            {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "5"},
+        ),
+        ({"ROCR_VISIBLE_DEVICES": "6,7"}, {"ROCR_VISIBLE_DEVICES": "6,7", "HIP_VISIBLE_DEVICES": "1"}),
+    ],
+    ids=["none", "hip", "rocr"],
+)
+def test_a_rank_sees_no_device_that_was_hidden(given: dict[str, str], seen: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    done = launch(["--hostfile", "hosts", "--include", "localhost:1", SHOW], tmp_path, **given)
+    assert done.returncode == 0, done.stderr
+    got = shown(tmp_path, 0)
+    assert {name: got.get(name) for name in seen} == seen
+
+
 # srun as a program sees it: two tasks with Slurm's variables. Tests cannot run Slurm itself.
 SRUN = """
 while [ "${1#--}" != "$1" ]; do shift; done

@@ -447,6 +447,30 @@ def test_variables_of_a_wrapper_count(small: SmallBuilder, tmp_path: Path, text:
 
 
 @needs_gxx
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(
+            "SDKROOT MACOSX_DEPLOYMENT_TARGET DEVELOPER_DIR TOOLCHAINS",
+            "SPACK_TARGET_ARGS SPACK_CXX",
+            "CRAYPE_LINK_TYPE",
+        ),
+        "NIX_CFLAGS_COMPILE NIX_CXXSTDLIB_COMPILE NIX_LDFLAGS_BEFORE NIX_HARDENING_ENABLE NIX_ENFORCE_NO_NATIVE",
+        "OMPI_CC OMPI_CXX OMPI_CFLAGS OMPI_CPPFLAGS OMPI_CXXFLAGS OMPI_LDFLAGS OMPI_LIBS OPAL_PREFIX",
+        "MPICH_CC MPICH_CXX I_MPI_CC I_MPI_CXX I_MPI_COMPILER_CONFIG_DIR",
+        "CCACHE_BASEDIR CCACHE_CC CCACHE_COMPILER CCACHE_CONFIGPATH CCACHE_IGNOREOPTIONS CCACHE_PATH CCACHE_PREFIX",
+        "CCACHE_SLOPPINESS CCC_OVERRIDE_OPTIONS CLANG_NO_DEFAULT_CONFIG ICPXCFG LDEMULATION GNUTARGET LD_RUN_PATH",
+    ],
+)
+def test_variables_of_wrappers_and_linkers_that_are_no_scripts_count(small: SmallBuilder, names: str) -> None:
+    keys = {key(small)}
+    for name in names.split():
+        keys |= {key(small, **{name: value}) for value in ("1", "2")}
+    assert len(keys) == 1 + 2 * len(names.split())
+    assert key(small, OMPI_COMM_WORLD_RANK="1", CCACHE_DIR="/x") in keys, "these change no output"
+
+
+@needs_gxx
 @pytest.mark.parametrize("text", ['-march=native "$@"', '"$@" $WRAPPED_FLAGS'])
 def test_the_cpu_counts_where_a_wrapper_compiles_for_it(small: SmallBuilder, tmp_path: Path, text: str) -> None:
     compiler = program(tmp_path / "wrapper", f"exec {require_program('g++')} {text}")

@@ -235,7 +235,8 @@ if mkdir {directory}/running 2>/dev/null; then
   exit $code
 fi
 touch killed.o.tmp
-echo "g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable" >&2; exit 1
+printf '\\033[01;31mg++: fatal error: \\033[mcannot execute cc1plus: vfork: Resource temporarily unavailable\\n' >&2
+exit 1
 """
 
 
@@ -251,13 +252,15 @@ def test_a_build_resumes_with_half_the_jobs(
     small: SmallBuilder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = program(tmp_path / "alone-g++", ALONE.format(directory=tmp_path))
-    with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS="8"):
+    with env.scope(CXX=str(compiler), ACCEL_MAX_JOBS="8", CLICOLOR_FORCE="1"):
         assert cached_or_built(of_many(small)).is_intact(), "what a killed compiler left is no output"
     compiled = collections.Counter(re.findall(r"(\w+)\.o\.as\.d", (tmp_path / "compiled").read_text()))
     assert len(compiled) == FILES
     assert set(compiled.values()) == {1}, "what was compiled is not compiled again"
     resumed = [int(found) for found in re.findall(r"resuming with (\d+) at a time", caplog.text)]
     assert resumed == [2, 1]
+    causes = re.findall(r"together \((.*)\); resuming", caplog.text)
+    assert causes == ["g++: fatal error: cannot execute cc1plus: vfork: Resource temporarily unavailable"] * 2
 
 
 @needs_gxx

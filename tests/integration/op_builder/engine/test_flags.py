@@ -13,6 +13,8 @@ from op_builder import env
 from op_builder.engine.build import BuildOptions
 from op_builder.engine.ninja import run_ninja
 from op_builder.errors import AccelError, CompileError, ToolchainError
+from op_builder.toolchains.compiler_probe import searched_directories
+from op_builder.toolchains.probes import failure_of
 from tests.support.builds import compile_op, find_cached
 from tests.support.compilers import needs_gxx, program, require_program
 from tests.support.small_ops import ENTRY, SmallBuilder
@@ -189,6 +191,22 @@ def test_the_first_error_has_no_colours(small: SmallBuilder) -> None:
     with env.scope(CLICOLOR_FORCE="1"), pytest.raises(CompileError) as caught:
         compile_op(small)
     assert caught.value.diagnostic.endswith("small.cpp:1:2: error: #error on purpose")
+
+
+@pytest.mark.parametrize(
+    ("name", "language"), [("CPATH", "c++"), ("CPLUS_INCLUDE_PATH", "c++"), ("C_INCLUDE_PATH", "c")]
+)
+def test_headers_of_this_machine_are_not_found_for_another_platform(tmp_path: Path, name: str, language: str) -> None:
+    (tmp_path / "leaked.h").touch()
+    probe = ["g++", "-x", language, "-c", "probe", "-o", "probe.o"]
+    with env.scope(**{name: str(tmp_path)}):
+        failures = [
+            failure_of(probe, {"probe": "#include <leaked.h>\n"}, is_for_target=is_for) for is_for in (False, True)
+        ]
+        searched = [searched_directories(("g++",), language, is_for, ((name, ""),)) for is_for in (False, True)]
+    assert failures[0] == ""
+    assert "leaked.h: No such file" in failures[1]
+    assert [str(tmp_path) in directories for directories in searched] == [True, False]
 
 
 def test_a_build_for_another_platform_does_not_get_the_variables_that_compilers_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from op_builder import env
+from op_builder.cache.manifest import MANIFEST
 from op_builder.cache.store import Cache
 from op_builder.report import doctor
 from tests.support.compilers import needs_gxx, shared_library
@@ -148,6 +149,23 @@ def test_a_wheels_summary_and_the_exit_status_agree(
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == f"x-1-py3-none-{platform}.whl: {summary}"
     assert ("its package must open libnear.so" in shown) == ("y/libnear.so" in members)
+
+
+@needs_gxx
+@pytest.mark.parametrize("manifest", ["[" * 100_000, '{"key_parts": ' * 100_000, "[]", '{"key_parts": []}', "\xff"])
+def test_a_manifest_of_another_program_does_not_matter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], manifest: str
+) -> None:
+    """Neither next to a library nor in a wheel, however it is nested."""
+    library = compiled(tmp_path, "libnear.so", *FILES["libnear.so"][:2])
+    content = manifest.encode("latin-1")
+    (tmp_path / MANIFEST).write_bytes(content)
+    with zipfile.ZipFile(tmp_path / f"x-1-py3-none-linux_{os.uname().machine}.whl", "w") as wheel:
+        wheel.write(library, "x/libnear.so")
+        wheel.writestr(f"x/{MANIFEST}", content)
+    for file in (str(library), str(wheel.filename)):
+        assert doctor.main([file]) == 0
+        assert "loads here" in capsys.readouterr().out
 
 
 def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cache) -> None:
