@@ -41,6 +41,7 @@ _WHEEL_NAMES = {  # e_machine: the architecture in a wheel's tag, for 64 and for
 _NUMBERED = {"GLIBC_ABI_DT_RELR": "GLIBC_2.36"}
 _OTHERS = {
     b"MZ": "a Windows program",
+    **dict.fromkeys((b"!<arch>\n", b"!<thin>\n"), "a static library"),
     **dict.fromkeys((b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe"), "a macOS library"),
 }
 _LONGEST_NAME = 1 << 16
@@ -110,9 +111,10 @@ def read_elf(content: bytes | mmap.mmap) -> Elf:
         ValueError: it is damaged.
     """
     if content[:4] != b"\x7fELF":
-        start = content[:4]
-        kind = next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "not an ELF file")
-        kind, remedy = kind_of(content[:MARKS_BYTES]) or (kind, "")
+        start = content[:8]
+        other = next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "")
+        found = kind_of(content[:MARKS_BYTES], may_be_text=bool(other))
+        kind, remedy = found or (other or "not an ELF file", "")
         raise NotElfError(f"it is {kind}" if content else "it is empty", remedy)
     try:
         return _read(_File(content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 from op_builder.errors import DamagedTensorError
@@ -15,6 +16,8 @@ _FORMATS = (
     (0, b"<?xml", "an XML document", "Download the file itself; a server reports errors in XML."),
     (0, b"pk\3\4", "a zip archive, as torch.save() writes", "Load it by torch.load(), or unpack it."),
     (0, b"\x80\2", "a pickle, as an old torch.save() wrote", "Load it by torch.load()."),
+    (0, b"\x80\4\x95", "a pickle", "Load it by pickle.load(), if you trust its author."),
+    (0, b"\x80\5\x95", "a pickle", "Load it by pickle.load(), if you trust its author."),
     (0, b"gguf", "a GGUF file", "Load it by the package gguf."),
     (0, b"\x89hdf", "an HDF5 file", "Load it by the package h5py."),
     (0, b"\x93numpy", "a NumPy array", "Load it by numpy.load()."),
@@ -36,11 +39,26 @@ MARKS_BYTES = 262
 _BINARY = ("binary, or UTF-16 text", "Save it as UTF-8 text, or correct its name.")
 
 
-def kind_of(begin: bytes) -> tuple[str, str] | None:
-    """The known format of a file with these first bytes and what to do about it; None for any other."""
+def kind_of(begin: bytes, *, may_be_text: bool = False) -> tuple[str, str] | None:
+    """The known format of a file with these first bytes and what to do about it; None for any other.
+
+    Args:
+        may_be_text: an ordinary text has no other format.
+    """
     text = begin.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     found = ((name, remedy) for at, mark, name, remedy in _FORMATS if (begin if at else text).startswith(mark, at))
-    return next(found, None)
+    return next(found, None) or (None if may_be_text else _kind_of_text(begin))
+
+
+def _kind_of_text(begin: bytes) -> tuple[str, str] | None:
+    """What a server or a tool for large files writes in place of a file, as "Entry not found"."""
+    try:
+        lines = codecs.getincrementaldecoder("utf-8")().decode(begin).strip().splitlines()
+    except UnicodeDecodeError:
+        return None
+    if not lines or not all(line.replace("\t", " ").isprintable() for line in lines):
+        return None
+    return f"a text that begins with {lines[0][:40]!r}", "Download or check out the file itself."
 
 
 def kind_of_file(path: str | Path, *, expected: str = "") -> tuple[str, str] | None:
@@ -54,7 +72,7 @@ def kind_of_file(path: str | Path, *, expected: str = "") -> tuple[str, str] | N
         return None
     is_binary = expected == "text" and (b"\0" in begin or begin.startswith(_UTF_16))
     is_ambiguous = expected == "text" and begin.lstrip().lower().startswith(_MARKS_OF_TEXTS)
-    return (None if is_ambiguous else kind_of(begin)) or (_BINARY if is_binary else None)
+    return (None if is_ambiguous else kind_of(begin, may_be_text=expected != "zip")) or (_BINARY if is_binary else None)
 
 
 def require_no_other_format(path: Path, begin: bytes) -> None:

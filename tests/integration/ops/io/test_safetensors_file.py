@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,9 @@ def test_files_are_accepted_and_refused_as_by_the_package_safetensors(tmp_path: 
         (bytes(257) + b"ustar\0", "tar archive"),
         (b'{"metadata": {}, "weight_map": {"a": "x-00001-of-00002.safetensors"}}', "JSON(.|\n)*index"),
         (bytes(4096), "begins with zeros"),
+        (b"Entry not found", "a text that begins with 'Entry not found'"),
+        ("outs:\n- path: ä".encode() * 20, "a text that begins with 'outs:'"),
+        (pickle.dumps(["x"] * 9, 5), r"pickle(.|\n)*pickle\.load"),
     ],
     ids=lambda value: value[-12:] if isinstance(value, str) else "",
 )

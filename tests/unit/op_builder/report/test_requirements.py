@@ -222,7 +222,10 @@ def archive(members: dict[str, bytes]) -> bytes:
     ("name", "content", "message"),
     [
         ("x.so", b"", "x.so is damaged: it is empty"),
-        ("x.so", b"just text", "it is not an ELF file"),
+        ("x.so", b"just\0data", "it is not an ELF file"),
+        ("x.so", b"just text", "it is a text that begins with 'just text'"),
+        ("x.so", b"!<thin>\nx", "it is a static library"),
+        ("x-1-py3-none-any.whl", b"Entry not found", "it is a text that begins with 'Entry not found'"),
         ("x.so", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS"),
         ("x-1-py3-none-any.whl", b"<!DOCTYPE html>", "it is a web page"),
         ("x.pyd", b"MZ\x90", "it is a Windows program"),
