@@ -21,6 +21,8 @@ _TWO_WORDS = (
     *("-Xclang", "-Xcompiler", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param"),
     *("-B", "-wrapper", "-specs", "--specs", "--sysroot", "-isysroot", "-target", "-gcc-toolchain"),
 )
+# These take the next word for their value if they are alone.
+_OF_LINKER = ("-l", "-L", "-T", "-z", "-u")
 # Which programs the driver starts.
 TOOL_FLAGS = ("-B", "-fuse-ld", "--ld-path", "-wrapper", "--gcc-", "-gcc-toolchain")
 # In which directories the linker searches.
@@ -130,16 +132,24 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
     """:func:`expand_response_files`, without the flags for lists of headers, which the engine itself passes.
 
     Raises:
-        AccelError: a response file is named by a relative path, or a flag names an output.
+        AccelError: a response file is named by a relative path, a flag names an output, or the last flag lacks its
+            value.
     """
     kept: list[str] = []
-    groups = grouped_flags(expand_response_files(flags))
+    expanded = expand_response_files(flags)
+    last = expanded[-1] if expanded else ""
+    groups = grouped_flags(expanded)
     for flag, value, words in groups:
         # -MD, -MF FILE and their long names, also nvcc's.
         if flag.startswith("-M") or (flag.startswith("--") and "dependenc" in flag.partition("=")[0]):
             if flag in _LISTS_HEADERS_INTO:
                 next(groups, None)
             continue
+        if not value and words[0] in (*_VALUED_FLAGS, *_TWO_WORDS, *_OF_LINKER) and (len(words) > 1 or flag == last):
+            raise AccelError(
+                f"The flag {words[0]!r} lacks its value; it would take the next flag for it.",
+                "Add the value behind the flag, or remove the flag.",
+            )
         passed_on = [value] if flag in _TWO_WORDS else _pieces(flag)[1:]
         is_output = flag.startswith(_OUTPUTS) and not flag.startswith(_NO_OUTPUTS)
         if is_output or any(map(_is_output_passed_on, passed_on)):

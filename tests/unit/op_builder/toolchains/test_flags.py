@@ -116,3 +116,12 @@ def test_the_programs_and_directories_that_flags_name() -> None:
     assert names_in(["-B/a,b=c", "-B", "/d=e"]) == ["/a,b=c", "/d=e"]
     assert names_in(["-wrapper", "timed,-v"]) == ["timed", "ld.timed"]
     assert names_in(["-fuse-ld=gold", "--gcc-toolchain=/f=g"]) == ["gold", "/f=g", "ld.gold"]
+
+
+@pytest.mark.parametrize("flag", ["-D", "-include", "-isystem", "-x", "-Xlinker", "-B", "-l", "-L", "-T", "-z"])
+def test_a_flag_without_its_value_is_refused_at_the_end(flag: str) -> None:
+    """The compiler would take the engine's next flag for its value."""
+    with pytest.raises(AccelError, match=f"The flag '{flag}' lacks its value"):
+        checked_flags(["-O2", flag])
+    assert checked_flags([flag, "value", "-O2"]) == [flag, "value", "-O2"]
+    assert checked_flags(["-Xlinker", "-z", "-Xlinker", "now"])[-1] == "now"
