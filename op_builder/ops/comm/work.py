@@ -104,6 +104,10 @@ class CollectiveWork(Work):
         else:
             self.end(None)
 
+    def ends_within(self, timeout_s: float) -> bool:
+        """Wait until it has finished, in another thread; False if it has not after that time."""
+        return bool(futures.wait([self._end], timeout_s).done)
+
     def end(self, error: Exception | None) -> None:
         """Mark it as finished, unless it already is."""
         with suppress(futures.InvalidStateError):
@@ -169,6 +173,11 @@ class WorkQueue:
 
     def finish(self, work: CollectiveWork, timeout_s: float) -> None:
         """Return when ``work`` is finished, or raise a CommunicationError after that time; -1 means no limit."""
+        if timeout_s != _FOREVER and not self.is_inside_collective():
+            # Run here, it would end by the group's timeout alone.
+            if not work.ends_within(timeout_s):
+                raise self._unfinished(timeout_s)
+            return
         with self._my_turn(timeout_s):
             while not work.is_completed():
                 if not self._run_next():  # a signal handler's exception ended the thread that took this work
@@ -216,10 +225,7 @@ class WorkQueue:
     @contextmanager
     def _my_turn(self, timeout_s: float) -> Iterator[None]:
         if not self._turn.acquire(timeout=timeout_s):
-            raise CommunicationError(
-                f"A collective of {self._name} did not finish within {timeout_s:g} s.",
-                "Read the other ranks' logs to find the one that does not take part, or raise the group's timeout.",
-            )
+            raise self._unfinished(timeout_s)
         try:
             if self._is_running:
                 raise CommunicationError(
@@ -233,6 +239,12 @@ class WorkQueue:
                 self._is_running = False
         finally:
             self._turn.release()
+
+    def _unfinished(self, timeout_s: float) -> CommunicationError:
+        return CommunicationError(
+            f"A collective of {self._name} did not finish within {timeout_s:g} s.",
+            "Read the other ranks' logs to find the one that does not take part, or raise the group's timeout.",
+        )
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -80,6 +80,17 @@ def test_a_wait_with_a_timeout_says_that_it_ended(queue: WorkQueue) -> None:
     assert behind.wait()
 
 
+def test_a_wait_with_a_timeout_also_ends_while_its_own_collective_runs(queue: WorkQueue) -> None:
+    """As gloo's: not only after the group's timeout."""
+    may_end = threading.Event()
+    work = queue.submit(lambda: may_end.wait(60) and None, [])
+    with pytest.raises(CommunicationError, match=r"did not finish within 0\.05 s"):
+        work.wait(timedelta(seconds=0.05))
+    assert not work.is_completed()
+    may_end.set()
+    assert work.wait(timedelta(seconds=60))
+
+
 def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(queue: WorkQueue) -> None:
     began = threading.Event()
 
