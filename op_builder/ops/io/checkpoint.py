@@ -9,11 +9,13 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,11 +38,28 @@ _PAGE_BYTES = 4096
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/")  # pathlib drops one of its two slashes
 
 
+class _Call(threading.local):
+    """What one save or load needs. Each runs in one thread, and those of several threads may share a storage."""
+
+    directory: Path | None = None
+    running: files.RunningSave | None = None
+    parts: Mapping[MetadataIndex, Part] = MappingProxyType({})
+    error: AccelError | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()  # a save in another process has begun nothing
+
+
 class _InDirectory:
     """What both storages do with their path."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._call = _Call()
         self.reset(path)
+
+    @property
+    def _directory(self) -> Path:
+        return self._call.directory or self._default
 
     @property
     def checkpoint_id(self) -> Path:
@@ -61,7 +80,7 @@ class _InDirectory:
                 f"{os.fspath(checkpoint_id)!r} is not the path of a directory.",
                 "Pass the path of a directory in a mounted file system.",
             )
-        self._directory = Path(checkpoint_id).absolute()
+        self._default = self._call.directory = Path(checkpoint_id).absolute()
 
 
 class CheckpointWriter(_InDirectory, StorageWriter):
@@ -90,7 +109,6 @@ class CheckpointWriter(_InDirectory, StorageWriter):
         self._overwrite = overwrite
         self._is_durable = is_durable
         self._rank = 0
-        self._running: files.RunningSave | None = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Take the rank; refuse a save without collectives, which would have no coordinator to publish it."""
@@ -112,7 +130,7 @@ class CheckpointWriter(_InDirectory, StorageWriter):
                 f"{self._directory} has a checkpoint, and overwrite is False.",
                 "Choose another directory, or pass overwrite=True.",
             )
-        self._running = files.RunningSave(store)
+        self._call.running = files.RunningSave(store, is_durable=self._is_durable)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -142,7 +160,7 @@ class CheckpointWriter(_InDirectory, StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the files of all ranks as the checkpoint, and remove others."""
-        assert self._running is not None
+        assert self._call.running is not None
         metadata.storage_data = {one.index: one.storage_data for rank in results for one in rank}
         try:
             for file in files.files_of(metadata):
@@ -153,14 +171,14 @@ class CheckpointWriter(_InDirectory, StorageWriter):
                         "another program removed the file",
                         "Save to a file system that all ranks share.",
                     )
-            self._running.publish(metadata)
+            self._call.running.publish(metadata)
         finally:
             self._end()
 
     def _end(self) -> None:
-        if self._running is not None:
-            self._running.end()
-            self._running = None
+        if self._call.running is not None:
+            self._call.running.end()
+            self._call.running = None
 
     def _store(self) -> TensorStore:
         return TensorStore(self._directory, is_durable=self._is_durable)
@@ -181,32 +199,27 @@ class CheckpointReader(_InDirectory, StorageReader):
         DamagedTensorError: a file is not what was saved; tensors may have been changed already.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        self._parts: dict[MetadataIndex, Part] = {}
-        self._error: AccelError | None = None
-
     def read_metadata(self) -> Metadata:
         """The description of the checkpoint; an empty one, if :meth:`set_up_storage_reader` will raise an error."""
         # torch would log the error, look for another file and raise an AssertionError.
-        self._error = None
+        self._call.error = None
         try:
-            self._error = _unreadable(self._directory)
-            if self._error is None:
+            self._call.error = _unreadable(self._directory)
+            if self._call.error is None:
                 return files.load_contents(TensorStore(self._directory))
         except AccelError as error:
-            self._error = error
+            self._call.error = error
         return Metadata({})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Take the places of the tensors."""
-        if self._error is not None:
-            raise self._error
-        self._parts = metadata.storage_data
+        if self._call.error is not None:
+            raise self._call.error
+        self._call.parts = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with a digest of the names of the files that this rank found."""
-        names = sorted({part.file for part in self._parts.values()})
+        names = sorted({part.file for part in self._call.parts.values()})
         return replace(plan, storage_data=hashlib.sha256("\n".join(names).encode()).hexdigest())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -223,12 +236,12 @@ class CheckpointReader(_InDirectory, StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read and verify what the plan needs."""
         by_file: dict[str, list[ReadItem]] = {}
-        for item in sorted(plan.items, key=lambda item: self._parts[item.storage_index].begin):
-            by_file.setdefault(self._parts[item.storage_index].file, []).append(item)
+        for item in sorted(plan.items, key=lambda item: self._call.parts[item.storage_index].begin):
+            by_file.setdefault(self._call.parts[item.storage_index].file, []).append(item)
         handles = Handles()
         for file, items in by_file.items():
             path = self._directory / file
-            reads = (_part_read(item, self._parts[item.storage_index], planner) for item in items)
+            reads = (_part_read(item, self._call.parts[item.storage_index], planner) for item in items)
             try:
                 files.read_parts(path, reads, handles)
             except StorageError as error:

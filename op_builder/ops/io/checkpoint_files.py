@@ -81,9 +81,9 @@ class RunningSave:
     The mark is a locked file, as writers of a store have; the next one that opens the directory removes a dead one.
     """
 
-    def __init__(self, store: TensorStore) -> None:
+    def __init__(self, store: TensorStore, *, is_durable: bool) -> None:
         self._store = store
-        self._files = StoreFiles(store.directory, is_durable=False)
+        self._files = StoreFiles(store.directory, is_durable=is_durable)
         with explained(f"Writing to {store.directory}", store.directory):
             self._mark, descriptor = self._files.new_partial()
         self._close = weakref.finalize(self, os.close, descriptor)
@@ -94,8 +94,11 @@ class RunningSave:
 
     def publish(self, metadata: Metadata) -> None:
         """Make the files of ``metadata`` the checkpoint, and remove those of the replaced one."""
+        with explained(f"Writing to {self._store.directory}", self._store.directory):
+            self._files.sync_entries()  # before a rename that may reach the disk earlier
         save_contents(self._store, metadata)
-        self._remove_unused(self._replaced)
+        with contextlib.suppress(OSError):  # the checkpoint is complete; the next save removes them
+            self._remove_unused(self._replaced)
 
     def end(self) -> None:
         with contextlib.suppress(OSError):

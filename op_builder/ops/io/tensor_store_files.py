@@ -48,7 +48,7 @@ class StoreFiles:
             missing = [path for path in (directory, *directory.parents) if not path.exists()]
             directory.mkdir(parents=True, exist_ok=True)
             for path in missing:
-                self._sync(path.parent)
+                self.sync_entries(path.parent)
             self._sweep()
 
     def path(self, name: str) -> Path:
@@ -86,7 +86,7 @@ class StoreFiles:
         with explained(f"Deleting {path}", path):
             with self._missing_explained(name):
                 path.unlink()
-            self._sync(self.directory)
+            self.sync_entries()
 
     @contextmanager
     def replacement(self, name: str) -> Iterator[int]:
@@ -101,7 +101,7 @@ class StoreFiles:
                     os.fsync(descriptor)
                 os.replace(partial, path)
             with explained(f"Making sure that the new {path} outlives a power cut", path):
-                self._sync(self.directory)
+                self.sync_entries()
         except BaseException:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -137,11 +137,11 @@ class StoreFiles:
             with contextlib.suppress(OSError):  # another process removed it, or the user may not; or it is a link
                 _remove_if_abandoned(partial, now)
 
-    def _sync(self, directory: Path) -> None:
-        """Make a directory's entries outlive a power cut."""
+    def sync_entries(self, directory: Path | None = None) -> None:
+        """Make the entries of a directory, by default the store's, outlive a power cut."""
         if not self._is_durable:
             return
-        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(directory or self.directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:

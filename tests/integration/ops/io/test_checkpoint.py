@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -399,6 +400,45 @@ def test_a_save_that_ends_during_another_keeps_its_files(tmp_path: Path, monkeyp
     save({"x": torch.zeros(1)}, tmp_path)
     assert load({"x": torch.zeros(1)}, tmp_path)["x"] == 1
     assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("is_pickled", [False, True])
+@pytest.mark.parametrize("other", ["", "other"])
+def test_saves_by_one_writer_at_the_same_time_are_both_complete(other: str, is_pickled: bool, tmp_path: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Waiting(dcp.DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            begun.set()
+            assert may_end.wait(60)
+            return super().resolve_data(write_item)
+
+    writer = CheckpointWriter(tmp_path / "default")
+    if is_pickled:
+        writer = pickle.loads(pickle.dumps(writer))
+    first = dcp.async_save({"x": torch.zeros(1)}, storage_writer=writer, checkpoint_id=tmp_path, planner=Waiting())
+    assert begun.wait(60)
+    dcp.async_save({"x": torch.ones(1)}, storage_writer=writer, checkpoint_id=tmp_path / other).result()
+    assert load({"x": torch.full((1,), 9.0)}, tmp_path / other)["x"] == 1
+    may_end.set()
+    first.result()
+    assert load({"x": torch.full((1,), 9.0)}, tmp_path)["x"] == 0
+    assert load({"x": torch.full((1,), 9.0)}, tmp_path / other)["x"] == (1 if other else 0)
+    assert len([path for path in tmp_path.iterdir() if path.is_file()]) == 2
+
+
+def test_what_cannot_be_removed_after_a_save_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"x": torch.zeros(1)}, tmp_path)
+    publish = checkpoint_files.save_contents
+
+    def then_the_directory_cannot_be_listed(*arguments: Any) -> None:
+        publish(*arguments)
+        monkeypatch.setattr(os, "listdir", Mock(side_effect=OSError(errno.EIO, "I/O error")))
+
+    monkeypatch.setattr(checkpoint_files, "save_contents", then_the_directory_cannot_be_listed)
+    save({"x": torch.ones(1)}, tmp_path)
+    monkeypatch.undo()
+    assert load({"x": torch.zeros(1)}, tmp_path)["x"] == 1
 
 
 def test_a_failed_save_forbids_no_other_one(tmp_path: Path) -> None:
