@@ -165,15 +165,15 @@ def _selection_error(
             f"No accelerator can be used, not even the CPU:{reasons}",
             "Run `pip install 'torch>=2.10'`. If torch is installed, fix the error of `python -c 'import torch'`.",
         )
-    other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
+    other = "ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
     if not rejected:
         names = list(dict.fromkeys(candidate.name for candidate in candidates))
-        remedy = f"{did_you_mean(name, names)} S{other[1:]}".lstrip()
+        remedy = f"{did_you_mean(name, names)} Set {other}".lstrip()
         return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {', '.join(names)}.", remedy)
     reason = rejected[0][1]
     if len(rejected) > 1:
         reason = "; ".join(f"{candidate.label}: {reason}" for candidate, reason in rejected)
-    return AcceleratorSelectionError(_unusable(rejected[0][0], reason), f"Install what is missing, {other}")
+    return AcceleratorSelectionError(_unusable(rejected[0][0], reason), f"Install what is missing, set {other}")
 
 
 def _unusable(candidate: Candidate, reason: str) -> str:

@@ -70,7 +70,7 @@ class XPU_Accelerator(TorchAccelerator):
         if align_bytes != 1:
             raise UnsupportedFeatureError(
                 f"pin_memory(align_bytes={align_bytes}): expected 1 (torch's alignment) or 0 (whole pages).",
-                "Use 0: whole pages satisfy any alignment up to theirs.",
+                "Pass `align_bytes=0`, which aligns to whole pages.",
             )
         return super().pin_memory(tensor, 1, make_copy, match_shape)
 

@@ -152,7 +152,7 @@ def _precompile(specs: Sequence[OpSpec], *, is_all: bool) -> int:
     if skipped and not is_all:
         raise AccelError(
             f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.",
-            "Name ops with Binding.TORCH, or no op.",
+            "Run `accel-ops build --precompile` without ops, or pass ops whose BINDING is Binding.TORCH.",
         )
     plain = {"plain": Lookup(recipe_spec(Recipe("plain", Binding.TORCH, (), {"plain.cpp": ""})), cache)}
     for name, lookup in (chosen or plain).items():

@@ -84,7 +84,7 @@ def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
                 if (rejection := cache.rejection_of(entry)) is not None:
                     raise BundleError(
                         f"{entry.directory} is not exported. {rejection.reason}",
-                        "Set damaged entries aside: `accel-ops cache verify`.",
+                        "Run `accel-ops cache verify`, which moves damaged entries aside, then export again.",
                     )
                 bundle.write(entry.directory / MANIFEST, f"{_directory(entry.manifest)}/{MANIFEST}")
                 bundle.write(entry.artifact, _member_name(entry.manifest))

@@ -18,7 +18,7 @@ _HEAD = "  start       s   CPU s  cache          what"
 
 
 def table(starts: Sequence[Start], since: float, unwatched: Sequence[str]) -> str:
-    """A row for each compiler that compiled, with who asked and why below it, and the sums."""
+    """A row for each compiler that compiled, with what started it and why below it, and the sums."""
     compiled, queries = [start for start in starts if not start.is_query], [start for start in starts if start.is_query]
     refused = sum(start.is_refused for start in compiled)
     rows = [_sums("compiled", [start for start in compiled if not start.is_refused])]
@@ -58,11 +58,11 @@ def _total(starts: Sequence[Start], name: str) -> float | None:
 
 def line(start: Start) -> str:
     """A line for a log."""
-    asked = f", asked by {start.program or start.library}" if start.program or start.library else ""
+    starter = f", started by {start.program or start.library}" if start.program or start.library else ""
     compiler = start.compiler.rpartition("/")[2]
     for_cache = "" if start.cache == NO_CACHE else f" for {start.cache}"
     verb = " was refused:" if start.is_refused else " compiles"
-    return printable(f"{f'{compiler}{verb}' if compiler else 'compiling'} {start.what}{for_cache}{asked}")
+    return printable(f"{f'{compiler}{verb}' if compiler else 'compiling'} {start.what}{for_cache}{starter}")
 
 
 def as_dict(starts: Sequence[Start], since: float, unwatched: Sequence[str]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def note_start(event: str, arguments: tuple[Any, ...], frame: FrameType) -> None
         who = "the program" if asker.cache == NO_CACHE else asker.cache
         raise CompilerRefused(
             f"No compiler may start here, and {who} starts one: {' '.join(words)[:_MOST_CHARACTERS]}\n"
-            f"  Asked by {asker.program or asker.library}.",
+            f"  Started by {asker.program or asker.library}.",
             ledger.REFUSED_REMEDY,
         )
 
@@ -210,7 +210,7 @@ def listen(knobs: ModuleType) -> None:
         ledger.append("kernel", *asker, verdict, "", name or str(src), int(times.total))
         if verdict == "refused":
             raise CompilerRefused(
-                f"Nothing may compile here, and Triton has compiled {name}.\n  Asked by {asker.program}.",
+                f"Nothing may compile here, and Triton has compiled {name}.\n  Started by {asker.program}.",
                 ledger.REFUSED_REMEDY,
             )
 

@@ -114,7 +114,8 @@ def _checked(recipe: Recipe) -> Recipe:
         names = ", ".join(map(str, Binding))
         raise ArgumentError(f"{where} its binding is {recipe.binding!r}.", f"Use one of {names}.")
     if used := [name for name in _FOR_BUILDERS if getattr(recipe, name) != Recipe._field_defaults[name]]:
-        raise ArgumentError(f"{where} build_library() does not support {', '.join(used)}.", "Omit it.")
+        names = ", ".join(used)
+        raise ArgumentError(f"{where} build_library() does not support {names}.", f"Remove {names} from the recipe.")
     for name in ("texts", "source_flags", "parts"):
         if not isinstance(getattr(recipe, name), Mapping):
             raise ArgumentError(f"{where} {name} is {getattr(recipe, name)!r}.", "Pass a dict with sources as keys.")

@@ -147,8 +147,8 @@ def checked_flags(flags: Iterable[str]) -> list[str]:
             continue
         if not value and words[0] in (*_VALUED_FLAGS, *_TWO_WORDS, *_OF_LINKER) and (len(words) > 1 or flag == last):
             raise AccelError(
-                f"The flag {words[0]!r} lacks its value; it would take the next flag for it.",
-                "Add the value behind the flag, or remove the flag.",
+                f"The flag {words[0]!r} lacks its value; the compiler would read the next flag as its value.",
+                "Add the value after the flag, or remove the flag.",
             )
         passed_on = [value] if flag in _TWO_WORDS else _pieces(flag)[1:]
         is_output = flag.startswith(_OUTPUTS) and not flag.startswith(_NO_OUTPUTS)

@@ -18,7 +18,9 @@ _CUDA_NAME = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|n
 _NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torch)\.h")
 _STABLE_BINDING = "-DTORCH_TARGET_VERSION="
 _SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
-WROTE_NOTHING = "Remove flags that replace the compile or the link, as -fsyntax-only and -Wl,--version do, or set CXX."
+WROTE_NOTHING = (
+    "Remove flags that replace the compile or the link, such as -fsyntax-only and -Wl,--version, or set CXX."
+)
 _QUOTES = str.maketrans("\u2018\u2019", "''")  # printed in locales other than C
 
 
@@ -30,7 +32,7 @@ def compile_remedy(diagnostic: str, command: str) -> str:
         command: the command that failed.
     """
     diagnostic = diagnostic.translate(_QUOTES)
-    for pattern, remedy in _COMPILE:
+    for pattern, remedy in COMPILE:
         found = re.search(pattern, diagnostic)
         text = "" if found is None else found.expand(remedy) if isinstance(remedy, str) else remedy(found, command)
         if text:
@@ -40,7 +42,7 @@ def compile_remedy(diagnostic: str, command: str) -> str:
 
 def load_remedy(cause: str) -> str:
     """What to do about the dynamic loader's error; empty when nothing is known."""
-    for pattern, remedy in _LOAD:
+    for pattern, remedy in LOAD:
         found = re.search(pattern, cause)
         if found:
             return found.expand(remedy)
@@ -73,7 +75,7 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
 
 
 # The first that fits is taken.
-_COMPILE: tuple[tuple[str, _Remedy], ...] = (
+COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"^accel-ops: error: no compiler may start here", REFUSED_REMEDY),
     *LIMITS,
     (r"No space left on device", "Free some space on that disk."),
@@ -132,7 +134,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     ),
 )
 
-_LOAD: tuple[tuple[str, str], ...] = (
+LOAD: tuple[tuple[str, str], ...] = (
     (
         r"undefined symbol: _Z\w*(?:2at|3c10|5torch|6caffe2)",
         "This torch does not have that symbol: adapt the sources to it, or link the library of torch that has it.",

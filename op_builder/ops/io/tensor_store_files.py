@@ -156,7 +156,7 @@ class StoreFiles:
             yield
         except FileNotFoundError:
             raise TensorNotFoundError(
-                f"{self.directory} has no tensor {name!r}.",
+                f"The store in {self.directory} has no tensor {name!r}.",
                 did_you_mean(name, self.names()) or "names() lists its tensors.",
             ) from None
 

@@ -49,7 +49,7 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:
         raise OpArgumentError(
             f"Tensor {name!r} is {info.dtype} of shape {info.shape}; out is {out.dtype} of shape {tuple(out.shape)}.",
-            "Pass an out of its type and shape (see info()), or none.",
+            f"Pass `out=` with the dtype and shape of `store.info({name!r})`, or omit `out`.",
         )
     if out.layout != torch.strided or out.is_nested or out.device.type == "meta" or is_overlapping(out):
         raise OpArgumentError("out is not a dense tensor with memory for each element.", "Pass torch.empty(...).")

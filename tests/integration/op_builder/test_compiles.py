@@ -497,7 +497,7 @@ def test_a_part_of_a_program_is_watched(caplog: pytest.LogCaptureFixture) -> Non
         with compiles.watched("warn") as inner:
             subprocess.run([*COMMAND[:-1], "b.o"], check=True)
             subprocess.run(["gcc", "--version"], check=True, capture_output=True)
-            wait_until(lambda: "compiles a.c, asked by" in caplog.text)
+            wait_until(lambda: "compiles a.c, started by" in caplog.text)
         with pytest.raises(CompilerRefused, match="No compiler"), compiles.watched("raise"):
             subprocess.run(COMMAND, check=True)
         with pytest.raises(CompilerRefused, match="compiles"), compiles.watched("raise"):

@@ -16,6 +16,7 @@ from op_builder import env, load_inline
 from op_builder.errors import AccelError
 from op_builder.ops.arguments import checked_betas
 from op_builder.report.collect import find_op
+from op_builder.toolchains.remedies import COMPILE, LOAD
 
 
 def test_every_error_class_is_known_with_its_meaning() -> None:
@@ -52,7 +53,25 @@ def test_what_is_raised_is_listed(fail: Callable[[], object]) -> None:
         for entry in error_list.entries()
         if entry.error == type(error).__name__
         and fits(entry.message, error.message)
-        and (entry.remedy == error_list.ITS_LINE or fits(entry.remedy, error.remedy))
+        and fits(entry.remedy, error.remedy)
+    ]
+
+
+def test_what_stands_for_the_pattern_of_a_tools_message_is_found_by_it() -> None:
+    for pattern, _ in (*COMPILE, *LOAD):
+        assert re.search(pattern, error_list.sample(pattern).replace("…", "20")), pattern
+
+
+def test_the_commonest_errors_have_a_remedy_and_those_without_words_are_left_out() -> None:
+    listed = error_list.entries()
+    begins = ("Building op", "Op '…' is not available", "The cache directory", "Unknown op", "Unknown accelerator")
+    for begin in begins:
+        found = [entry for entry in listed if entry.message.startswith(begin)]
+        assert found
+        assert error_list.ITS_LINE not in [entry.remedy for entry in found]
+    assert sum(entry.remedy == error_list.ITS_LINE for entry in listed) < 10
+    assert not [
+        entry for entry in listed if entry.message in ("…; this is ….", "… is of type ….", "… cannot be used: ….")
     ]
 
 
