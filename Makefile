@@ -26,8 +26,8 @@ MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 .PHONY: help demo test lint format bench docs release clean
 
 help:
-	@echo "make demo    train a small character model with CPU Adam and compare it with torch's AdamW"
-	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones; TORCH=2.15.0 uses that torch)"
+	@echo "make demo    train a small character model with CPUAdam, and compare it with torch.optim.AdamW"
+	@echo "make test    lint, type checks and the quick tests; SLOW=1 adds the slow ones, TORCH=2.15.0 uses that torch"
 	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff format the code"
 	@echo "make bench   short benchmarks; benchmarks/RESULTS.md has complete runs"

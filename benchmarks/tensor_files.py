@@ -5,7 +5,7 @@ cached" drops the files from the page cache before each turn; "cached" reads the
 memory is touched and freed: the host of a virtual machine takes back what is free, and returns it slowly. Saving ends
 when everything is on the disk. A figure is the median of a contender's turns.
 
-fastsafetensors takes part if it is installed. The prefetch() of safetensors 0.9.0rc1 is no contender: it loads to CUDA
+fastsafetensors takes part if it is installed. The prefetch() of safetensors 0.9.0rc1 is not measured: it loads to CUDA
 devices only, and refuses the CPU.
 """
 

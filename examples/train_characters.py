@@ -109,8 +109,8 @@ def demonstrate(options: argparse.Namespace) -> int:
     contest = CONTESTS[options.kernels]
     load_op(contest)
     corpus = standard_library()
-    where = "float32 masters on the host" if recipe.host_masters else "on the model's own parameters"
-    console.print(f"Training on {accelerator.device_name()} in {options.dtype}, optimizer {where}.")
+    updates = "float32 copies in host memory" if recipe.host_masters else "the model's parameters"
+    console.print(f"Training on {accelerator.device_name()} in {options.dtype}, the optimizer updates {updates}.")
     console.print(f"{len(corpus.train):,} characters of the standard library, {len(corpus.alphabet)} distinct.\n")
 
     numbers = {"lr": recipe.learning_rate, "betas": recipe.betas, "weight_decay": recipe.weight_decay}

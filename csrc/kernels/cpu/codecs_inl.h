@@ -105,10 +105,10 @@ struct StochasticBFloat16 {
 // again: the deviation of a moment in many steps is 0.6 times that with a scale of 24 bits and one bit of the fraction
 // less (docs/internals/measurements.md).
 //
-// A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
-// that is not finite, or above 1.6e38, makes the whole block NaN. A block whose values are all below 1.1e-38 counts as
-// zero. So a second moment is lost after all in the first steps of Adam where all gradients are below 3e-18. With an
-// eps of 1e-15 that does not matter.
+// A non-negative state never becomes code 0: it is a divisor, and a moment divided by zero would change the parameter
+// without limit. A value that is not finite, or above 1.6e38, makes the whole block NaN. A block whose values are all
+// below 1.1e-38 counts as zero. So a second moment becomes zero only in the first steps of Adam, where all gradients
+// are below 3e-18. With an eps of 1e-15 that does not matter.
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;

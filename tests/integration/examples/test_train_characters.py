@@ -19,7 +19,7 @@ needs_sycl = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL r
     ("options", "shown"),
     [
         ([], "CPUAdam and torch AdamW agree within rounding"),
-        pytest.param(["--dtype", "bfloat16"], "float32 masters on the host", marks=pytest.mark.slow),
+        pytest.param(["--dtype", "bfloat16"], "float32 copies in host memory", marks=pytest.mark.slow),
         pytest.param(
             ["--kernels", "sycl"],
             "SYCLFusedAdam and CPUAdam agree within rounding",
