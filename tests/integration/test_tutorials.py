@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.compilers import needs_gxx
-from tests.support.environments import Environment, copy_sources, make_environment, run
+from tests.support.environments import Environment, copy_sources, run, torch_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -21,11 +21,15 @@ BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with torch and accel-ops, installed from a copy of this checkout as a reader installs it."""
+    """An environment with torch and accel-ops, installed from a copy of this checkout as a reader installs it.
+
+    No package of this environment is in it but torch and what torch requires: a page installs what else it needs.
+    """
     directory = tmp_path_factory.mktemp("tutorials")
-    made = make_environment(directory / "environment")
+    made = torch_environment(directory / "environment")
     made.add_pip()
     made.pip("install", "numpy", copy_sources(tmp_path_factory, directory / "checkout"))
+    assert "No module named 'pytest'" in made.run("-c", "import pytest", fails=True)
     return made
 
 
@@ -35,7 +39,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def test_the_commands_of_a_tutorial_work(page: Path, installed: Environment, tmp_path: Path) -> None:
     directory, output = tmp_path, ""
     path = f"{installed.programs}{os.pathsep}{os.environ['PATH']}"
-    for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+    shown = page.read_text(encoding="utf-8").replace("/path/to/accel-ops", f"{installed.directory.parent}/checkout")
+    for language, title, text in BLOCK.findall(shown):
         if title:
             file = directory / title
             file.parent.mkdir(parents=True, exist_ok=True)

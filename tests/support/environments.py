@@ -11,11 +11,13 @@ import sysconfig
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from packaging.requirements import Requirement
 
 from op_builder import env
 from op_builder.engine.ninja import find_ninja
@@ -127,6 +129,25 @@ def make_environment(directory: Path) -> Environment:
     return made
 
 
+def torch_environment(directory: Path) -> Environment:
+    """A virtual environment that has only pip, torch and what torch requires, as links."""
+    made = bare_environment(directory)
+    for name in _required_by("torch"):
+        for top in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
+            _put(Path(sysconfig.get_path("purelib"), top), made)
+    return made
+
+
+def _required_by(name: str) -> list[str]:
+    """A distribution and what it needs, directly or not, without extras."""
+    found = [name]
+    for each in found:  # which grows meanwhile
+        needed = map(Requirement, distribution(each).requires or ())
+        named = [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+        found += [one for one in dict.fromkeys(named) if one not in found]
+    return found
+
+
 def bare_environment(directory: Path) -> Environment:
     """A virtual environment that has only pip."""
     run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
@@ -138,9 +159,13 @@ def bare_environment(directory: Path) -> Environment:
 def link(prefix: str, environment: Environment) -> None:
     """Put the running environment's packages whose names begin with ``prefix`` into ``environment``."""
     for source in Path(sysconfig.get_path("purelib")).glob(f"{prefix}*"):
-        place = environment.site / source.name
-        if source.name.startswith(_LEFT_OUT) or place.exists():
-            continue
+        if not source.name.startswith(_LEFT_OUT):
+            _put(source, environment)
+
+
+def _put(source: Path, environment: Environment) -> None:
+    place = environment.site / source.name
+    if not place.exists():
         if source.suffix == ".dist-info":
             shutil.copytree(source, place)  # uv rejects a record that is a link
         else:
