@@ -201,7 +201,7 @@ DS_PIN_MEMORY_BACKEND = _declare(
     "DS_PIN_MEMORY_BACKEND",
     _OneOf("torch", "native"),
     "torch",
-    "Where pinned memory comes from: torch, or native, which is the op async_io.",
+    "What allocates pinned memory: torch, or, with native, the op async_io.",
 )
 CUDA_VISIBLE_DEVICES = _text("CUDA_VISIBLE_DEVICES", "CUDA devices that this process may use.", "all")
 CUDA_DEVICE_ORDER = _text(
@@ -215,7 +215,7 @@ ASCEND_HOME_PATH = _optional(
 
 # Set by launchers; shm_comm uses them to find the other ranks without torch.distributed ---------
 MASTER_ADDR = _text("MASTER_ADDR", "Host of the store that ranks connect to.")
-MASTER_PORT = _optional("MASTER_PORT", _parse_port, "Its port.")
+MASTER_PORT = _optional("MASTER_PORT", _parse_port, "Port of the store at MASTER_ADDR.")
 RANK = _optional("RANK", _parse_integer, "Global rank; rank 0 runs the store at MASTER_ADDR.")
 TORCHELASTIC_USE_AGENT_STORE = _declare(
     "TORCHELASTIC_USE_AGENT_STORE", _parse_flag, False, "1: torch's launcher runs the store at MASTER_ADDR, not rank 0."
