@@ -134,7 +134,8 @@ def save_contents(store: TensorStore, metadata: Metadata) -> None:
         text = json.dumps(record).encode()
     except TypeError as error:
         raise OpArgumentError(
-            f"The save planner's data cannot be stored: {error}.", "Let it return JSON's types, or None."
+            f"The save planner's data cannot be stored: {error}.",
+            "Return only values that JSON can represent, or None.",
         ) from None
     store.save(CONTENTS, torch.frombuffer(bytearray(text), dtype=torch.uint8))
 

@@ -234,7 +234,9 @@ _NAMES = ("lr", "beta1", "beta2", "eps", "weight_decay", "bias_correction")
 def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "sem_timedwait"):
-        raise IncompatibleOpError("The C library has no sem_timedwait.", "Use ZenFlow without overlap_step here.")
+        raise IncompatibleOpError(
+            "The C library has no sem_timedwait.", "Set `overlap_step` to false in ZenFlow's configuration."
+        )
     return library
 
 
