@@ -68,6 +68,8 @@ def run_main(main: Callable[[], int], interrupted: str = "") -> NoReturn:
 class _Output(io.FileIO):
     """Standard output, whose errors have its name as that of their file."""
 
+    replaced: TextIO
+
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
@@ -82,6 +84,7 @@ def _output_with_name(stream: TextIO) -> TextIO:
     stream.flush()
     output = _Output(stream.fileno(), "w", closefd=False)
     output.name = _OUTPUT
+    output.replaced = stream  # which closes the descriptor when nothing refers to it
     is_by_line = stream.line_buffering or stream.write_through
     return io.TextIOWrapper(io.BufferedWriter(output), stream.encoding, stream.errors, line_buffering=is_by_line)
 
