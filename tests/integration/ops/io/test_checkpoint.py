@@ -172,8 +172,8 @@ def test_ranks_that_are_killed_leave_one_checkpoint(step: str, seed: int, tmp_pa
 
 @pytest.mark.parametrize(
     ("call", "number", "value"),
-    [("fsync", 0, 1), ("fsync", 1, 1), ("replace", 0, 1), ("fsync", 2, 0)],
-    ids=["tensors", "contents", "rename", "directory after the rename"],
+    [("fsync", 0, 1), ("fsync", 1, 1), ("fsync", 2, 1), ("replace", 0, 1), ("fsync", 3, 0)],
+    ids=["tensors", "directory before the rename", "contents", "rename", "directory after the rename"],
 )
 def test_an_error_of_the_system_leaves_one_checkpoint(
     tmp_path: Path, call: str, number: int, value: int, monkeypatch: pytest.MonkeyPatch
