@@ -54,7 +54,9 @@ def read_headers(
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in (*stamped, str(depfiles[0].parent)))
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     listed = {_without_dots(os.path.join(path.parent, name)) for path in depfiles for name in _listed(path)}
-    texts = {name: _spliced(text) for name, text in _own_texts(plan, {*sources, *listed}, roots)}
+    # An environment may be in the project's own directory, and torch's headers are thousands.
+    read = {*sources, *(name for name in listed if not name.startswith(skipped))}
+    texts = {name: _spliced(text) for name, text in _own_texts(plan, read, roots)}
     orders = [[_without_dots(directory) for directory in directories] for directories in searched]
     flags = list(flags)
     # Also in -Wp,-DNAME=TEXT.
