@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
@@ -38,20 +38,26 @@ C = TypeVar("C", bound="type[TorchAccelerator]")
 
 def _forwarded(method: F) -> F:
     """Calls the device module's function of that name; the type and the docstring are the contract's."""
-    takes_index = _position_of_index(method) is not None
+    name, takes_index = method.__name__, _position_of_index(method) is not None
 
     @wraps(method)
     def call(self: TorchAccelerator, *arguments: Any, **keywords: Any) -> Any:
-        function = getattr(self._module, method.__name__)
         # By position: the modules name their parameters differently.
-        return (self._on_device if takes_index else self._call)(function, *arguments, *keywords.values())
+        arguments = (*arguments, *keywords.values()) if keywords else arguments
+        if takes_index and arguments:
+            self._index(arguments[0])
+        try:
+            return getattr(self._module, name)(*arguments)
+        except Exception as error:
+            self._explain(error, *arguments if takes_index else ())
+            raise
 
     call.__isabstractmethod__ = False  # type: ignore[attr-defined]
     return cast(F, call)
 
 
 def _maker(dtype: torch.dtype) -> property:
-    return property(lambda self: partial(self._call, torch.tensor, dtype=dtype, device=torch.device(self.device_type)))
+    return property(lambda self: partial(self._call, torch.tensor, dtype=dtype, device=self._current))
 
 
 def _position_of_index(member: Any) -> int | None:
@@ -65,17 +71,31 @@ def ignores_index(cls: C) -> C:
     for name, declared in vars(DeepSpeedAccelerator).items():
         position = _position_of_index(declared)
         if position is not None:
-            setattr(cls, name, _checked(getattr(cls, name), position, cls.device_type))
+            wrapped = (_checked if position == 1 else _checked_second)(getattr(cls, name), cls.device_type)
+            wrapped.__defaults__ = declared.__defaults__  # of some methods, the index is required
+            setattr(cls, name, wrapped)
     return cls
 
 
-def _checked(method: F, position: int, device_type: str) -> F:
+def _checked(method: Any, device_type: str) -> Any:
     @wraps(method)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        _index(keywords.get("device_index", (*arguments, None, None)[position]), device_type)
-        return method(*arguments, **keywords)
+    def call(self: TorchAccelerator, device_index: Any = None) -> Any:
+        if device_index is not None:
+            _index(device_index, device_type)
+        return method(self, device_index)
 
-    return cast(F, call)
+    return call
+
+
+def _checked_second(method: Any, device_type: str) -> Any:
+    """The same for a method with another argument before the index."""
+
+    @wraps(method)
+    def call(self: TorchAccelerator, first: Any, device_index: Any = None) -> Any:
+        _index(device_index, device_type)
+        return method(self, first, device_index)
+
+    return call
 
 
 def _index(device: Any, device_type: str) -> Any:
@@ -84,7 +104,7 @@ def _index(device: Any, device_type: str) -> Any:
     Raises:
         DeviceIndexError: it is something else, or a device of another type.
     """
-    if device is None or hasattr(device, "__index__"):
+    if device is None or type(device) is int or hasattr(device, "__index__"):
         return device
     if isinstance(device, str) and device.isdecimal():  # DeepSpeed passes LOCAL_RANK as it is
         return int(device)
@@ -152,7 +172,11 @@ class TorchAccelerator(DeepSpeedAccelerator):
         Raises:
             AcceleratorUnavailableError: it failed, and no device is available.
         """
-        return self._on_device(partial(function, *arguments, **keywords))
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            self._explain(error)
+            raise
 
     def _on_device(self, function: Callable[..., Any], *device_index: int | None) -> Any:
         """Like :meth:`_call`, with a device's index or without one.
@@ -160,15 +184,29 @@ class TorchAccelerator(DeepSpeedAccelerator):
         Raises:
             DeviceIndexError: it failed, and the index is out of range.
         """
-        index = device_index[0] if device_index else None
+        if device_index:
+            self._index(device_index[0])
         try:
-            if isinstance(index, int) and index < 0:
-                raise IndexError(index)  # torch.cuda and torch.xpu would use the current device
             return function(*device_index)
         except Exception as error:
-            if (_index(index, self.device_type) or 0) in range(self.device_count()):
-                raise
-            raise self._missing_device(index) from error
+            self._explain(error, *device_index)
+            raise
+
+    def _explain(self, error: Exception, device_index: Any = None) -> None:
+        """Raise an error about the device if it does not exist, so that a call with it failed."""
+        if (_index(device_index, self.device_type) or 0) not in range(self.device_count()):
+            raise self._missing_device(device_index) from error
+
+    def _index(self, device_index: Any) -> Any:
+        """The index of a device, or None; torch.cuda and torch.xpu use the current device for a negative one.
+
+        Raises:
+            DeviceIndexError: it is not the index of a device.
+        """
+        index = _index(device_index, self.device_type)
+        if index is not None and index < 0:
+            raise self._missing_device(index)
+        return index
 
     def _missing_device(self, index: object) -> AccelError:
         """The error about a device that does not exist."""
@@ -248,15 +286,15 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self.is_synchronized_device()
 
     def device_name(self, device_index: int | None = None) -> str:
-        index = _index(device_index, self.device_type)
-        if index is None or not self.has_index:
-            return self.device_type
-        if index < 0:
-            raise self._missing_device(index)
-        return f"{self.device_type}:{index}"
+        index = self._index(device_index)
+        return self.device_type if index is None or not self.has_index else f"{self.device_type}:{index}"
+
+    @cached_property
+    def _current(self) -> torch.device:
+        return torch.device(self.device_type)
 
     def device(self, device_index: int | None = None) -> torch.device:
-        return torch.device(self.device_name(device_index))
+        return self._current if device_index is None else torch.device(self.device_name(device_index))
 
     def set_device(self, device_index: int) -> None:
         self._on_device(self._module.set_device, device_index)
