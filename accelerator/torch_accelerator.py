@@ -71,31 +71,23 @@ def ignores_index(cls: C) -> C:
     for name, declared in vars(DeepSpeedAccelerator).items():
         position = _position_of_index(declared)
         if position is not None:
-            wrapped = (_checked if position == 1 else _checked_second)(getattr(cls, name), cls.device_type)
-            wrapped.__defaults__ = declared.__defaults__  # of some methods, the index is required
-            setattr(cls, name, wrapped)
+            setattr(cls, name, _checked(getattr(cls, name), declared, position, cls.device_type))
     return cls
 
 
-def _checked(method: Any, device_type: str) -> Any:
-    @wraps(method)
+def _checked(method: Any, declared: Any, position: int, device_type: str) -> Any:
     def call(self: TorchAccelerator, device_index: Any = None) -> Any:
         if device_index is not None:
             _index(device_index, device_type)
         return method(self, device_index)
 
-    return call
-
-
-def _checked_second(method: Any, device_type: str) -> Any:
-    """The same for a method with another argument before the index."""
-
-    @wraps(method)
-    def call(self: TorchAccelerator, first: Any, device_index: Any = None) -> Any:
+    def call_with_another(self: TorchAccelerator, first: Any, device_index: Any = None) -> Any:
         _index(device_index, device_type)
         return method(self, first, device_index)
 
-    return call
+    wrapper: Any = wraps(method)(call if position == 1 else call_with_another)
+    wrapper.__defaults__ = declared.__defaults__  # some methods require the index
+    return wrapper
 
 
 def _index(device: Any, device_type: str) -> Any:
