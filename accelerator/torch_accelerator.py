@@ -81,11 +81,11 @@ def _checked(method: Any, declared: Any, position: int, device_type: str) -> Any
             _index(device_index, device_type)
         return method(self, device_index)
 
-    def call_with_another(self: TorchAccelerator, first: Any, device_index: Any = None) -> Any:
+    def set_rng_state(self: TorchAccelerator, new_state: Any, device_index: Any = None) -> Any:
         _index(device_index, device_type)
-        return method(self, first, device_index)
+        return method(self, new_state, device_index)
 
-    wrapper: Any = wraps(method)(call if position == 1 else call_with_another)
+    wrapper: Any = wraps(method)(call if position == 1 else set_rng_state)
     wrapper.__defaults__ = declared.__defaults__  # some methods require the index
     return wrapper
 

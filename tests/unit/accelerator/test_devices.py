@@ -201,10 +201,12 @@ def test_a_device_that_ignores_indices_refuses_what_names_no_device(machine: Mac
     accelerator = device_class("cpu")() if name == "cpu" else install(machine, "mps")
     for member, declared in vars(DeepSpeedAccelerator).items():
         if "device_index" in getattr(getattr(declared, "__code__", None), "co_varnames", ()):
-            state = [torch.get_rng_state()] if member == "set_rng_state" else []
+            state = {"new_state": torch.get_rng_state()} if member == "set_rng_state" else {}
             for wrong in ("nonsense", 1.5, torch.device("cuda")):
                 with pytest.raises(DeviceIndexError, match=f"device of type {name}"):
-                    getattr(accelerator, member)(*state, wrong)
+                    getattr(accelerator, member)(*state.values(), wrong)
+                with pytest.raises(DeviceIndexError, match=f"device of type {name}"):
+                    getattr(accelerator, member)(**state, device_index=wrong)
     for device in (0, "0", torch.device(name), name):
         accelerator.set_device(device)
         assert accelerator.device_name(device).partition(":")[0] == name
