@@ -278,8 +278,10 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self.is_synchronized_device()
 
     def device_name(self, device_index: int | None = None) -> str:
-        index = self._index(device_index)
-        return self.device_type if index is None or not self.has_index else f"{self.device_type}:{index}"
+        index = _index(device_index, self.device_type)
+        if index is None or not self.has_index:  # programs pass a local rank of -1
+            return self.device_type
+        return f"{self.device_type}:{self._index(index)}"
 
     @cached_property
     def _current(self) -> torch.device:

@@ -212,6 +212,13 @@ def test_a_device_that_ignores_indices_refuses_what_names_no_device(machine: Mac
         assert accelerator.device_name(device).partition(":")[0] == name
 
 
+def test_the_name_of_a_device_without_an_index_ignores_one() -> None:
+    accelerator = device_class("cpu")()
+    for index in (None, -1, 0, 7):
+        assert accelerator.device_name(index) == "cpu"
+        assert accelerator.device(index) == torch.device("cpu")
+
+
 @pytest.mark.parametrize("index", [2, -1, "xpu:1", "nonsense"])
 def test_an_index_out_of_range_is_an_error_that_names_it(machine: Machine, index: Any) -> None:
     accelerator = install(machine, "xpu")
