@@ -273,7 +273,7 @@ def report(
         print(text)
     else:
         for table in tables:
-            console.print(_rendered(table))
+            console.print(rendered(table))
         console.print(str(machine))
     if arguments.write:
         RESULTS.mkdir(exist_ok=True)
@@ -284,7 +284,8 @@ def _jsonable(value: Any) -> object:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else str(value)
 
 
-def _rendered(table: Table) -> rich_table.Table:
+def rendered(table: Table) -> rich_table.Table:
+    """The table as rich prints it."""
     rendered = rich_table.Table(title=table.title, title_justify="left")
     for index, column in enumerate(table.columns):
         rendered.add_column(column, justify="left" if index < 2 else "right")
