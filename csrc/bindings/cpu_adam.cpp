@@ -19,7 +19,7 @@ accel::cpu::OptimizerKernel find_rollback(accel::cpu::Isa isa, const accel::cpu:
 }
 
 void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states, std::int64_t step,
-              std::vector<double> options, double grad_scale, std::string isa) {
+              std::vector<double> options, std::string isa) {
   if (step < 1) {
     accel::refuse("step is " + std::to_string(step) + "; steps count from 1.", "Pass the number of this update.");
   }
@@ -35,7 +35,7 @@ void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states
                   "Keep a copy of the tensors instead.");
   }
   const accel::TensorLists lists{std::move(params), std::move(grads), std::move(states), {}};
-  const accel::PassArguments arguments{grad_scale, false, false, 0, accel::checked_isa(isa)};
+  const accel::PassArguments arguments{1.0, false, false, 0, accel::checked_isa(isa)};
   AdamOps::run(AdamOps::check(lists, arguments, find_rollback), options, {static_cast<double>(step)}, arguments);
 }
 
@@ -43,7 +43,7 @@ accel::Ops ops() {
   accel::Ops all = AdamOps::ops();
   all.push_back(
       {"rollback(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, int step, float[] options, "
-       "float grad_scale, str isa) -> ()",
+       "str isa) -> ()",
        ACCEL_BOX_TRACED(&rollback)});
   return all;
 }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import check_nesterov, checked_numbers, is_dense, is_traced, step_number, switch
+from op_builder.ops.arguments import check_nesterov, checked_numbers, is_traced, step_number, switch
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists, roles_of
 
@@ -107,12 +107,9 @@ class HostOp(NativeOp):
             self._add(
                 f"{kind}_rollback",
                 f"Undo the ``{kind}_update`` that had these arguments and left these tensors.\n\n"
-                "``csrc/kernels/cpu/adam.h`` bounds how far the result may be from the old values in float32. The "
-                "update rounded a tensor of bfloat16 or float16: with u = 2**-8 or 2**-11, param may be off by "
-                "u * (|param| + (|new param| + 2 |step|) / |1 - lr * weight_decay|) more, a moment by "
-                "u * (|moment| + |new moment| / beta); an L2 penalty adds as it does there. Raises OpArgumentError if "
-                "an argument does not fit, and for a beta of 0 and lr * weight_decay = 1, where the old values are "
-                "lost; no tensor was changed then.",
+                "All tensors are float32. ``csrc/kernels/cpu/adam.h`` bounds how far the result may be from the old "
+                "values. Raises OpArgumentError if an argument does not fit, and for a beta of 0 and "
+                "lr * weight_decay = 1, where the old values are lost; no tensor was changed then.",
                 updated,
                 self._roll_back,
             )
@@ -158,45 +155,15 @@ class HostOp(NativeOp):
 
     def _roll_back(self, given: dict[str, Any]) -> None:
         tensors = _lists_of_one(given, self.states)
-        options = [float(value) for value in self._values(given)]
         params, grads, states, _ = tensors.positional()
-        roles = self._roles(tensors)
-        grad_scale = 1.0  # the update of one tensor has none
-        numbers = (step_number(given["step"]), options, grad_scale, self.isa)
-        changed = [*params, *states]
-        if _has_halves(params, grads, states):
-            # The kernel undoes in float32; then each result is rounded to its tensor's type.
-            params, grads, states = ([tensor.float() for tensor in each] for each in (params, grads, states))
-            roles = {"param": params}  # _has_halves() has checked the others
-        self._call(self.ops.rollback.default, roles, params, grads, states, *numbers)
-        with torch.inference_mode():  # as in tensor_lists.write_zeros()
-            for tensor, restored in zip(changed, [*params, *states], strict=True):
-                if tensor is not restored:
-                    tensor.copy_(restored)
-        torch.autograd.graph.increment_version(changed[:1])
+        numbers = (step_number(given["step"]), [float(value) for value in self._values(given)])
+        self._call(self.ops.rollback.default, self._roles(tensors), params, grads, states, *numbers, self.isa)
+        torch.autograd.graph.increment_version(params)
 
 
 def _lists_of_one(given: Mapping[str, Any], states: Sequence[str]) -> TensorLists:
     """The lists of a single parameter."""
     return TensorLists([given["param"]], [given["grad"]], [[given[state]] for state in states])
-
-
-def _has_halves(*lists: Sequence[torch.Tensor]) -> bool:
-    """Whether all tensors fit an update and one is of 16 bits; the op rejects tensors that do not fit."""
-    tensors = [tensor for each in lists for tensor in each]
-    if not all(isinstance(tensor, torch.Tensor) and is_dense(tensor) and tensor.is_cpu for tensor in tensors):
-        return False
-    fits = all(tensor.is_contiguous() and tensor.numel() == tensors[0].numel() for tensor in tensors)
-    fits = fits and len({tensor.data_ptr() for tensor in tensors if tensor.numel()} | {0}) in (1, len(tensors) + 1)
-    states = {tensor.dtype for tensor in tensors[2:]}
-    types = {tensor.dtype for tensor in tensors}
-    return (
-        fits
-        and not any(tensor.is_neg() for tensor in tensors)
-        and states <= {torch.float32, tensors[0].dtype}
-        and len(states) == 1
-        and {torch.float32} < types | {torch.float32} <= {torch.float32, torch.bfloat16, torch.float16}
-    )
 
 
 def _identity(optimizer_id: Any) -> int:

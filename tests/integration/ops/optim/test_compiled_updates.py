@@ -141,7 +141,7 @@ def test_opcheck_of_the_update(kind, storage):
 
 def test_opcheck_of_the_rollback(cpu_adam):
     params, grads, states, _ = make(Case(lengths=(17, 64))).positional()
-    torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
+    torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, OPTIONS, cpu_adam.isa))
 
 
 def test_opcheck_of_prepared_lists(cpu_adam):

@@ -14,14 +14,6 @@ from op_builder.system.cpu_isa import supported_isas
 from tests.support.optimizer_reference import ADAM, SECOND_ORDER, Options, make_tensors, update_one
 from tests.support.training_tensors import SUBNORMAL, Tensors, U
 
-FLOAT32 = (torch.float32,) * 3
-TYPES = [
-    (torch.bfloat16, torch.bfloat16, torch.bfloat16),
-    (torch.bfloat16, torch.float32, torch.float32),
-    (torch.float16, torch.bfloat16, torch.float16),
-    (torch.float32, torch.bfloat16, torch.float32),
-]
-
 
 @pytest.fixture(params=supported_isas())
 def run(request: pytest.FixtureRequest) -> Callable[..., None]:
@@ -30,7 +22,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 def bound(before: Tensors, after: Tensors, options: Options) -> list[torch.Tensor]:
-    """How far each tensor may be from ``before``: adam.h derives it, and HostOp says what storing halves adds."""
+    """How far each tensor may be from ``before``: adam.h derives it."""
     p, grad, m, v = before.map(torch.Tensor.double)
     new_p, _, new_m, new_v = after.map(torch.Tensor.double)
     beta1, beta2 = options["beta1"], options["beta2"]
@@ -42,18 +34,7 @@ def bound(before: Tensors, after: Tensors, options: Options) -> list[torch.Tenso
     g_error = l2 * p_error + 2 * U * (l2 * p.abs() + 2 * g.abs()) if l2 else torch.zeros_like(g)
     m_error = U * (2 * m.abs() + new_m.abs() / beta1) + (1 - beta1) / beta1 * g_error + SUBNORMAL / beta1
     v_error = U * (2 * v.abs() + new_v.abs() / beta2) + (1 - beta2) / beta2 * 2 * g.abs() * g_error + SUBNORMAL / beta2
-    second_order = SECOND_ORDER
-    types = {tensor.dtype for tensor in before}
-    if types != {torch.float32}:
-        u = max(torch.finfo(dtype).eps / 2 for dtype in types)
-        tiny = torch.finfo(torch.float16).smallest_normal * u * 4 if torch.float16 in types else 0.0
-        p_error += u * (p.abs() + (new_p.abs() + 2 * step) / decay) + tiny
-        m_error += u * (m.abs() + new_m.abs() / beta1) + tiny / beta1
-        v_error += u * (v.abs() + new_v.abs() / beta2) + tiny / beta2
-        if torch.float16 in types:  # a second moment near float16's smallest number loses the step's size
-            p_error[new_v < 1e-3] = math.inf
-        second_order = 1.1
-    return [second_order * error for error in (p_error, torch.zeros_like(g), m_error, v_error)]
+    return [SECOND_ORDER * error for error in (p_error, torch.zeros_like(g), m_error, v_error)]
 
 
 CHANGES = [
@@ -69,19 +50,16 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "types"), [*((each, FLOAT32) for each in CHANGES), *(({}, each) for each in TYPES)], ids=str
-)
-def test_rollback_restores_within_the_bound(run, changes, types):
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_rollback_restores_within_the_bound(run, changes):
     for numel in (0, 1, 17, 1000, 70_001):
-        before = make_tensors(ADAM, numel, *types, seed=numel)
+        before = make_tensors(ADAM, numel, seed=numel)
         after = before.clone()
         run(after, **changes)
         restored = after.clone()
         run(restored, "rollback", **changes)
         most = bound(before, after, {**ADAM.options, **changes})
         for role, found, wanted, limit in zip(ADAM.roles, restored, before, most, strict=True):
-            assert found.dtype == wanted.dtype
             over = ~((found.double() - wanted.double()).abs() <= limit)  # NaN counts, too
             assert not over.any(), f"{role} of {numel}: {int(over.sum())} elements beyond the bound"
 
@@ -120,4 +98,17 @@ def test_options_that_cannot_be_rolled_back_are_refused(run, changes, text):
     with pytest.raises(OpArgumentError, match=text) as caught:
         run(tensors, "rollback", **changes)
     assert caught.value.remedy
+    assert all(map(torch.equal, tensors, before))
+
+
+@pytest.mark.parametrize(
+    "types",
+    [(torch.bfloat16,) * 3, (torch.float16,) * 3, (torch.float32, torch.bfloat16, torch.float32)],
+    ids=str,
+)
+def test_other_types_than_float32_are_refused(run, types):
+    tensors = make_tensors(ADAM, 20, *types)
+    before = tensors.clone()
+    with pytest.raises(OpArgumentError, match="not of float32"):
+        run(tensors, "rollback")
     assert all(map(torch.equal, tensors, before))
