@@ -48,7 +48,6 @@ class NativeOptimizer(NativeStates):
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
 
     _groups: PreparedGroups
-    _own_hooks: Sequence[Any] = ()
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         """
@@ -60,7 +59,6 @@ class NativeOptimizer(NativeStates):
         self._check_group(options)
         self._make_unsaved()
         super().__init__(params, options)
-        self._add_own_hooks()
 
     # Overridden by some optimizers --------------------------------------------------------------
 
@@ -117,30 +115,12 @@ class NativeOptimizer(NativeStates):
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer; 8-bit states as float32 values."""
         with self._lock:
-            return super().state_dict()
-
-    def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> Any:
-        """As in torch; the hook gets plain dictionaries."""
-        handle = super().register_state_dict_post_hook(hook, prepend)
-        self._add_own_hooks()
-        return handle
-
-    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> Any:
-        """As in torch; the state is checked after the hook."""
-        handle = super().register_load_state_dict_pre_hook(hook, prepend)
-        self._add_own_hooks()
-        return handle
-
-    def _add_own_hooks(self) -> None:
-        """Convert states before all other hooks of state_dict(), and check them after those of load_state_dict()."""
-        own: Any = type(self)  # its functions, not methods of self, which would keep the optimizer alive
-        with self._lock:
-            for hook in self._own_hooks:
+            # The first of the hooks, so that the others get plain dictionaries.
+            hook = self.register_state_dict_post_hook(lambda _, made: self._with_values(made), prepend=True)
+            try:
+                return super().state_dict()
+            finally:
                 hook.remove()
-            self._own_hooks = [
-                super().register_state_dict_post_hook(own._with_values, prepend=True),
-                super().register_load_state_dict_pre_hook(own._check_state_dict),
-            ]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of another with the same formula, for example torch.optim's.
@@ -154,7 +134,12 @@ class NativeOptimizer(NativeStates):
             IncompatibleOpError: the native op for an option of the state cannot be built or loaded here.
         """
         with self._lock:
-            super().load_state_dict(state_dict)
+            # The last of the hooks, so that it checks what the others return.
+            hook = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
+            try:
+                super().load_state_dict(state_dict)
+            finally:
+                hook.remove()
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state to load, completed by the options that it lacks."""
@@ -190,7 +175,6 @@ class NativeOptimizer(NativeStates):
                 for name, value in self.defaults.items():
                     group.setdefault(name, value)
             self._make_unsaved()
-            self._add_own_hooks()
             self.native()
             return
         entries = state["state"]

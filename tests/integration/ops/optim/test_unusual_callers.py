@@ -222,7 +222,7 @@ def test_lightning_clips_gradients_in_bfloat16(tmp_path: Any) -> None:
 
 
 @every_optimizer
-def test_threads_may_save_and_load_at_once_and_hooks_may_load(optimizer: type[Any]) -> None:
+def test_threads_may_save_and_load_at_once(optimizer: type[Any]) -> None:
     params = make_params()
     made = optimizer(params)
     run(made, params, 2)
@@ -231,10 +231,6 @@ def test_threads_may_save_and_load_at_once_and_hooks_may_load(optimizer: type[An
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(call) for _ in range(200) for call in calls]:
             done.result()
-    inner = [saved]
-    made.register_load_state_dict_pre_hook(lambda made, _: made.load_state_dict(inner.pop()) if inner else None)
-    made.load_state_dict(saved)
-    assert not inner
     run(made, params, 1)
 
 
