@@ -62,27 +62,21 @@ class _UpdateOne:
         ranks = torch.distributed
         if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
             warn_once(logger, _RANKS_DIVERGE)
-        self._place = _current_place(optimizer, param, *self._place)
+        if not self._is_in_place(optimizer, param):
+            raise OpArgumentError(
+                f"A parameter of shape {tuple(param.shape)} is no longer at its place in the groups of the optimizer "
+                "that updates it during backward().",
+                "Call remove_hooks() of the optimizer before you remove or reorder parameters, and create it again.",
+            )
         with torch.no_grad():
             optimizer.update_one(param, *self._place)
         param.grad = None
 
-
-def _current_place(optimizer: UpdatesOne, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:
-    """Where a parameter is now: groups may be removed and reordered."""
-    groups = optimizer.param_groups
-    if group_index < len(groups):
-        params = groups[group_index]["params"]
-        if index < len(params) and params[index] is param:
-            return group_index, index
-    for group_index, group in enumerate(groups):
-        for index, other in enumerate(group["params"]):
-            if other is param:
-                return group_index, index
-    raise OpArgumentError(
-        f"A parameter of shape {tuple(param.shape)} is no longer in the optimizer that updates it during backward().",
-        "Call remove_hooks() of the optimizer before you remove parameters, and create it again.",
-    )
+    def _is_in_place(self, optimizer: UpdatesOne, param: torch.Tensor) -> bool:
+        group_index, index = self._place
+        groups = optimizer.param_groups
+        params = groups[group_index]["params"] if group_index < len(groups) else []
+        return index < len(params) and params[index] is param
 
 
 def add_hooks(optimizer: UpdatesOne, group_index: int) -> list[Any]:
