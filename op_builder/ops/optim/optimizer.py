@@ -157,12 +157,6 @@ class NativeOptimizer(NativeStates):
                 entry = state_dict["state"].get(number)
                 states.pop(number, None)
                 if entry:
-                    if any(str(name).endswith("_codes") for name in entry):
-                        raise OpArgumentError(
-                            "The state has 8-bit codes in an earlier format.",
-                            "Convert it with the version that saved it: load it into an optimizer with "
-                            "states='float32', and save that.",
-                        )
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
                     states[number] = _Saved(entry)
         return {**state_dict, "state": states, "param_groups": groups}

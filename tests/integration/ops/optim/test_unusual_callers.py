@@ -105,16 +105,13 @@ def test_a_state_of_another_shape_is_refused_on_loading_and_at_the_step(make: Ca
 
 
 @pytest.mark.parametrize("states", ["8bit", "float32"])
-def test_8bit_states_of_another_length_or_format_are_refused(states: str) -> None:
+def test_8bit_states_of_another_length_are_refused(states: str) -> None:
     params = [torch.nn.Parameter(torch.ones(300))]
     made = CPUAdam(params, states="8bit")
     run(made, params, 1)
     loading, saved = CPUAdam(params, states=states), made.state_dict()
     saved["state"][0]["exp_avg"] = made.state[params[0]]["exp_avg"][:-1]
     with pytest.raises(OpArgumentError, match="exp_avg of shape"):
-        loading.load_state_dict(saved)
-    saved["state"][0]["exp_avg_codes"] = saved["state"][0].pop("exp_avg")
-    with pytest.raises(OpArgumentError, match="earlier format"):
         loading.load_state_dict(saved)
 
 
