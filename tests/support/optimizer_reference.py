@@ -76,10 +76,6 @@ class Rounded:
         sign = torch.where(self.value.isnan(), self.value, self.value.sign())
         return Rounded(sign, torch.where(self.value.abs() <= self.error, 2.0, 0.0).double())
 
-    def maximum(self, other: Rounded) -> Rounded:
-        """The larger of two, NaN where one is: chosen, not computed."""
-        return Rounded(torch.maximum(self.value, other.value), torch.maximum(self.error, other.error))
-
     def norm(self) -> Rounded:
         """The Euclidean norm, added up in double."""
         value = self.value.square().sum().sqrt()

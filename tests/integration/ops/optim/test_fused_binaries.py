@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-from op_builder import cpu, cuda, env
+from op_builder import cuda, env
 from tests.support.builds import compile_op
 
 
@@ -27,14 +27,6 @@ def test_nvcc_compiles_them_without_a_warning(name: str) -> None:
     assert "aoti_torch_get_current_cuda_stream" in symbols
     assert "_ZN2at" not in symbols
     assert "_ZN3c10" not in symbols
-
-
-def test_a_binary_for_cuda_is_that_of_the_cpu_with_kernels_added() -> None:
-    host, device = cpu.FusedAdamBuilder(), cuda.FusedAdamBuilder()
-    assert (device.NAME, device.BUILD_VAR) == (host.NAME, host.BUILD_VAR)
-    count = len(host.sources())
-    assert device.sources()[:count] == host.sources()
-    assert {source[-3:] for source in device.sources()[count:]} == {".cu"}
 
 
 def test_devices_that_are_too_old_are_left_out() -> None:

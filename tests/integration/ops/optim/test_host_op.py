@@ -156,9 +156,3 @@ def test_binding_and_python_see_the_same_instruction_sets_and_others_are_refused
     for name in ("sse9", "AVX2 ", "neon,avx2"):
         with env.scope(ACCEL_CPU_ISA=name), pytest.raises(EnvironmentValueError, match=r"ACCEL_CPU_ISA.*baseline"):
             HostOp(cpu_adam.ops)
-
-
-@every_kind
-def test_empty_lists_and_tensors_do_nothing(kind):
-    load(kind).update_list(as_lists([make_tensors(kind, 0)]), 1, list(kind.options.values()))
-    update_one(kind, make_tensors(kind, 0))

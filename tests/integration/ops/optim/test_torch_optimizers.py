@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.testing._internal.common_optimizers import optim_db
@@ -235,7 +236,7 @@ def test_a_sparse_gradient_is_refused(optimizer: type[Any]) -> None:
     run(made, [embedding.weight], 1)
 
 
-@pytest.mark.parametrize("optimizer", FUSED)  # the others: test_everything_at_once_is_what_each_is_alone
+@pytest.mark.parametrize("optimizer", FUSED)  # the others: test_all_options_at_once_do_what_each_does_alone
 def test_maximize_climbs(optimizer: type[Any]) -> None:
     params, expected = make_params(), make_params()
     made, other = optimizer(params, maximize=True), optimizer(expected)
@@ -323,6 +324,10 @@ def test_loaded_steps_have_memory_of_their_own(optimizer: type[Any]) -> None:
 OF_ADAM = [
     ({"lr": -1.0}, "lr is -1.0"),
     ({"lr": math.nan}, "lr is nan"),
+    ({"lr": "1e-3"}, "lr is '1e-3', which is not a number"),
+    ({"lr": numpy.array("1e-3")}, "not a number"),
+    ({"betas": ("0.9", 0.99)}, "betas\\[0\\] is '0.9', which is not a number"),
+    ({"weight_decay": b"1"}, "not a number"),
     ({"betas": (1.0, 0.9)}, "betas\\[0\\] is 1.0"),
     ({"betas": (0.9, math.nan)}, "betas\\[1\\] is nan"),
     ({"betas": 0.9}, "betas is 0.9"),
@@ -332,6 +337,7 @@ OF_ADAM = [
 ]
 OF_OTHERS = [
     (FusedAdam, {"states": "8bit"}, "states is '8bit'"),
+    (FusedAdam, {"lr": torch.ones((), device="meta")}, "lr is a tensor"),
     (CPULamb, {"states": "8bit"}, "states is '8bit'"),
     (CPUAdagrad, {"lr_decay": -0.5}, "lr_decay is -0.5"),
     (CPUAdagrad, {"initial_accumulator_value": -0.5}, "initial_accumulator_value is -0.5"),
@@ -370,7 +376,6 @@ def test_options_that_change_in_place_are_checked_in_every_step() -> None:
     lr.fill_(math.nan)
     with pytest.raises(OpArgumentError, match="lr is nan"):
         made.step()
-    assert len(made.param_groups) == 1
 
 
 @every_adam
@@ -381,14 +386,19 @@ def test_options_that_change_in_place_are_checked_in_every_step() -> None:
         (torch.zeros(3, dtype=torch.complex64), "complex64.*\n.*view_as_real"),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"\(nested\) is not a contiguous dense tensor"),
         (torch.zeros(3, device="meta"), "no memory yet"),
+        (torch.nn.LazyLinear(2).weight, "no memory yet"),
         (torch.zeros(3, 4).t(), "not a contiguous"),
-        (torch._neg_view(torch.ones(5)), r"Parameter 0 of group 0 \(shape \(5,\)\) is a lazy negation"),
+        (torch._neg_view(torch.ones(5)), r"Parameter 0 of group \d \(shape \(5,\)\) is a lazy negation"),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(optimizer: type[Any], param: torch.Tensor, text: str) -> None:
-    with pytest.raises(OpArgumentError, match=text) as caught:
-        optimizer([torch.nn.Parameter(param)])
-    assert caught.value.remedy
+    made = optimizer(make_params())
+    given = param if isinstance(param, torch.nn.Parameter) else torch.nn.Parameter(param)
+    for call in (lambda: optimizer([given]), lambda: made.add_param_group({"params": [given]})):
+        with pytest.raises(OpArgumentError, match=text) as caught:
+            call()
+        assert caught.value.remedy
+    assert len(made.param_groups) == 1
 
 
 def with_step(value: Any) -> Callable[[torch.nn.Parameter, Any], None]:

@@ -1,4 +1,4 @@
-"""Optimizers in programs with other defaults, tensor modes, checkpoints and gradient scalers."""
+"""Optimizers in programs with other defaults, tensor modes, checkpoints and threads."""
 
 from __future__ import annotations
 
@@ -184,40 +184,6 @@ def test_an_error_of_a_step_names_group_position_and_shape(optimizer: type[Any],
     assert "x.contiguous()" not in caught.value.remedy
 
 
-def test_lightning_clips_gradients_in_bfloat16(tmp_path: Any) -> None:
-    lightning = pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
-
-    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-            self.made: CPUAdam | None = None
-
-        def training_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
-            loss: torch.Tensor = self.layer(batch).square().mean()
-            return loss
-
-        def configure_optimizers(self) -> CPUAdam:
-            self.made = CPUAdam(self.parameters(), lr=0.1)
-            return self.made
-
-    model = Model()
-    before = model.layer.weight.detach().clone()
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        precision="bf16-mixed",
-        gradient_clip_val=0.1,
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=4))
-    assert not torch.equal(model.layer.weight, before)
-
-
 @every_optimizer
 def test_threads_may_save_and_load_at_once(optimizer: type[Any]) -> None:
     params = make_params()
@@ -253,19 +219,6 @@ def test_a_state_that_cannot_be_loaded_changes_nothing(optimizer: type[Any], mon
 
 
 @every_optimizer
-@pytest.mark.parametrize(
-    "make",
-    [lambda: torch.nn.Parameter(torch.ones(2, device="meta")), lambda: torch.nn.LazyLinear(2).weight],
-    ids=["meta", "lazy"],
-)
-def test_a_parameter_without_memory_is_refused(optimizer: type[Any], make: Callable[[], Any]) -> None:
-    made = optimizer(make_params())
-    with pytest.raises(OpArgumentError, match="no memory yet"):
-        made.add_param_group({"params": [make()]})
-    assert len(made.param_groups) == 1
-
-
-@every_optimizer
 def test_a_gradient_that_is_a_fake_tensor_is_refused(optimizer: type[Any]) -> None:
     param = torch.nn.Parameter(torch.ones(3))
     made = optimizer([param])
@@ -274,8 +227,3 @@ def test_a_gradient_that_is_a_fake_tensor_is_refused(optimizer: type[Any]) -> No
     param.grad = fake
     with pytest.raises(OpArgumentError, match="fake"):
         made.step()
-
-
-def test_a_rate_without_memory_is_refused() -> None:
-    with pytest.raises(OpArgumentError, match="lr is a tensor"):
-        FusedAdam(make_params(), lr=torch.ones((), device="meta"))
