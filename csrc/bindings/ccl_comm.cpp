@@ -37,7 +37,7 @@ oneccl::DataType type_of(const Tensor& tensor) {
 oneccl::Buffer buffer_of(const Tensor& tensor) {
   const oneccl::DataType type = type_of(tensor);
   const auto element_bytes = static_cast<std::int64_t>(tensor.element_size());
-  const accel::HostMemory memory = accel::host_memory(tensor, {"tensor", accel::Argument::kNoList}, element_bytes);
+  const accel::DenseMemory memory = accel::host_memory(tensor, {"tensor", accel::Argument::kNoList}, element_bytes);
   return {memory.data, static_cast<std::size_t>(memory.numel), type};
 }
 

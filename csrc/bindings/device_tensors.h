@@ -28,19 +28,6 @@ struct DevicePlace {
   }
 };
 
-struct DeviceArray {
-  void* data;
-  std::int64_t numel;
-  DType dtype;
-
-  bool overlaps(const DeviceArray& other) const {
-    const auto begin = reinterpret_cast<std::uintptr_t>(data);
-    const auto other_begin = reinterpret_cast<std::uintptr_t>(other.data);
-    return begin < other_begin + other.numel * size_bytes(other.dtype) &&
-           other_begin < begin + numel * size_bytes(dtype);
-  }
-};
-
 inline auto require_device(const DevicePlace& place) {
   return [place](const Tensor& tensor, const Argument& argument) {
     if (!place.has(tensor)) {
@@ -56,9 +43,8 @@ inline void* device_memory(const Tensor& tensor, const Argument& argument, const
   return dense_memory(tensor, argument, element_bytes, require_device(place)).data;
 }
 
-inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, const DevicePlace& place) {
-  const HostTensor checked = float_memory(tensor, argument, require_device(place));
-  return {checked.data, checked.numel, checked.dtype};
+inline FloatMemory device_array(const Tensor& tensor, const Argument& argument, const DevicePlace& place) {
+  return float_memory(tensor, argument, require_device(place));
 }
 
 // The arguments of an update on a device.
@@ -90,18 +76,7 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
     return checked;
   }
   const DevicePlace place = DevicePlace::of(lists.params[0]);
-  WrittenRanges written(steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const Tensor& step = steps[i];
-    if (step.numel() != 1 || step.scalar_type() != ScalarType::Float || !place.has(step)) {
-      refuse(Argument{"step", i}.text() + " is not a tensor of one float32 on the device of its parameter.",
-             "Pass, for example, torch.zeros((), device=param.device).");
-    }
-    constexpr std::int64_t kBytes = sizeof(float);
-    checked.steps.push_back(static_cast<float*>(memory_of(step, {"step", i}, kBytes, kBytes)));
-    written.add(checked.steps[i], kBytes, "step", i);
-  }
-  written.require_disjoint();
+  checked.steps = step_counters(steps, require_device(place));
   checked.items.resize(lists.params.size());
   checked.tensors.resize(lists.params.size());
   check_each(lists.params.size(), [&](std::size_t i) {

@@ -37,7 +37,7 @@ class FusedOptimizer {
   // A checked list of tensors.
   struct Checked {
     CheckedList<typename Host::Kernel> host;
-    std::vector<StepCounter> counters;
+    std::vector<float*> counters;
 #if defined(ACCEL_WITH_CUDA)
     DeviceLists device;
 #endif
@@ -49,7 +49,7 @@ class FusedOptimizer {
     const std::int32_t device = lists.params.empty() ? -1 : device_of(lists.params[0]);
     if (device < 0) {
       checked.host = Host::check(lists, plain_pass(isa), Host::find);
-      checked.counters = step_counters(steps);
+      checked.counters = step_counters(steps, require_host);
     } else {
       check_on_device(lists, steps, checked);
     }

@@ -37,7 +37,7 @@ inline double sum_of_squares(const Tensors& grads, cpu::Isa isa) {
   };
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    const HostTensor tensor = host_tensor(grads[i], {"grad", i});
+    const FloatMemory tensor = float_memory(grads[i], {"grad", i}, require_host);
     const cpu::SumOfSquares sum = cpu::find_sum_of_squares(isa, tensor.dtype);
     for (std::int64_t at = 0; at < tensor.numel; at += kNormElements) {
       const std::int64_t count = tensor.numel - at < kNormElements ? tensor.numel - at : kNormElements;
@@ -189,7 +189,7 @@ class HostOptimizer {
   struct Prepared : PreparedList {
     // The results of the last check, and its settings.
     CheckedList<Kernel> checked;
-    std::vector<StepCounter> counters;
+    std::vector<float*> counters;
     cpu::Isa isa = cpu::Isa::baseline;
     bool stochastic = false;
     bool zero_grads = false;
@@ -201,7 +201,7 @@ class HostOptimizer {
           has_other_settings,
           [&] {
             checked = HostOptimizer::check(lists, arguments, find);
-            counters = step_counters(steps);
+            counters = step_counters(steps, require_host);
             isa = arguments.isa;
             stochastic = arguments.stochastic;
             zero_grads = arguments.zero_grads;
@@ -238,7 +238,7 @@ class HostOptimizer {
       refuse("numbers is not a tensor of " + std::to_string(kCount) + " float64.",
              "Pass step, grad_scale and the options, in this order.");
     }
-    const HostMemory memory = host_memory(numbers, {"numbers", Argument::kNoList}, sizeof(double));
+    const DenseMemory memory = host_memory(numbers, {"numbers", Argument::kNoList}, sizeof(double));
     const auto* const values = reinterpret_cast<const double*>(memory.data);
     const double step = values[0];
     constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here

@@ -166,7 +166,7 @@ inline void require_elements(std::int64_t numel, const Argument& argument, std::
 // Sets the gradient of an item that has its parameter; see dense_memory() for `require_place`.
 template <class RequirePlace>
 void take_grad(const TensorLists& lists, std::size_t index, UpdateItem& item, const RequirePlace& require_place) {
-  const HostTensor grad = float_memory(lists.grads[index], {"grad", index}, require_place);
+  const FloatMemory grad = float_memory(lists.grads[index], {"grad", index}, require_place);
   require_elements(grad.numel, {"grad", index}, item.numel, item.numel);
   item.types.grad = grad.dtype;
   item.tensors.grad = grad.data;
@@ -179,7 +179,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
                         bool stochastic, const RequirePlace& require_place) {
   static_assert(kStates <= cpu::kMaxStates, "OptimizerTensors has no room for them");
   const std::size_t count = lists.params.size();
-  const HostTensor param = float_memory(lists.params[index], {"param", index}, require_place);
+  const FloatMemory param = float_memory(lists.params[index], {"param", index}, require_place);
   UpdateItem item{};
   item.numel = param.numel;
   item.place = lists.places.empty() ? index : static_cast<std::uint64_t>(lists.places[index]);
@@ -190,12 +190,12 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     const Tensor& tensor = lists.states[k * count + index];
     const Argument argument{roles[k], index};
     cpu::StateStorage storage = cpu::StateStorage::float32;
-    HostMemory state;
+    DenseMemory state;
     if (tensor.scalar_type() == ScalarType::Byte) {
       storage = cpu::StateStorage::blockwise_8bit;
       state = dense_memory(tensor, argument, 1, require_place);
     } else {
-      const HostTensor values = float_memory(tensor, argument, require_place);
+      const FloatMemory values = float_memory(tensor, argument, require_place);
       state = values;
       if (stochastic && values.dtype == DType::bfloat16) {
         storage = cpu::StateStorage::stochastic_bfloat16;
@@ -222,7 +222,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     item.tensors.scales[k] = is_packed ? reinterpret_cast<std::uint8_t*>(state.data) + param.numel : nullptr;
   }
   if (!lists.copies.empty()) {
-    const HostTensor copy = float_memory(lists.copies[index], {"copy", index}, require_place);
+    const FloatMemory copy = float_memory(lists.copies[index], {"copy", index}, require_place);
     require_elements(copy.numel, {"copy", index}, param.numel, param.numel);
     item.tensors.copy = copy.data;
     item.tensors.copy_type = copy.dtype;
@@ -246,56 +246,35 @@ void require_disjoint(const Items& items, const std::array<const char*, kStates>
   written.require_disjoint();
 }
 
-// A step counter in a tensor of one element, as in torch's optimizers.
-class StepCounter {
- public:
-  StepCounter() = default;
-  StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
-    const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
-    if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
-      refuse(Argument{"step", index}.text() + " is not a CPU tensor of one float32, float64 or int64.",
-             "Pass, for example, torch.tensor(0.0).");
+// The addresses of step counters, each the only element of a tensor, as in torch's optimizers; see dense_memory() for
+// `require_place`.
+template <class RequirePlace>
+std::vector<float*> step_counters(const Tensors& steps, const RequirePlace& require_place) {
+  std::vector<float*> counters(steps.size());
+  check_each(steps.size(), [&](std::size_t i) {
+    const Argument argument{"step", i};
+    if (steps[i].numel() != 1 || steps[i].scalar_type() != ScalarType::Float) {
+      refuse(argument.text() + " is not a tensor of one float32.",
+             "Pass, for example, torch.zeros((), device=param.device).");
     }
-    data_ = memory_of(tensor, {"step", index}, bytes(), bytes());
+    const DenseMemory memory = dense_memory(steps[i], argument, sizeof(float), require_place);
+    counters[i] = reinterpret_cast<float*>(memory.data);
+  });
+  WrittenRanges written(counters.size());
+  for (std::size_t i = 0; i < counters.size(); ++i) {
+    written.add(counters[i], sizeof(float), "step", i);
   }
-  void add_to(WrittenRanges& written, std::size_t index) const { written.add(data_, bytes(), "step", index); }
-  double read() const {
-    switch (type_) {
-      case ScalarType::Float:
-        return *static_cast<const float*>(data_);
-      case ScalarType::Double:
-        return *static_cast<const double*>(data_);
-      default:
-        return static_cast<double>(*static_cast<const std::int64_t*>(data_));
-    }
-  }
-  void write(double value) const {
-    switch (type_) {
-      case ScalarType::Float:
-        *static_cast<float*>(data_) = static_cast<float>(value);
-        break;
-      case ScalarType::Double:
-        *static_cast<double*>(data_) = value;
-        break;
-      default:
-        *static_cast<std::int64_t*>(data_) = static_cast<std::int64_t>(value);
-    }
-  }
+  written.require_disjoint();
+  return counters;
+}
 
- private:
-  std::int64_t bytes() const { return type_ == ScalarType::Float ? 4 : 8; }
-
-  ScalarType type_ = ScalarType::Float;
-  void* data_ = nullptr;
-};
-
-// The next step of each counter.
-inline std::vector<double> next_steps(const std::vector<StepCounter>& counters) {
+// The next step of each counter, in host memory.
+inline std::vector<double> next_steps(const std::vector<float*>& counters) {
   constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
   std::vector<double> steps;
   steps.reserve(counters.size());
   for (std::size_t i = 0; i < counters.size(); ++i) {
-    const double done = counters[i].read();
+    const double done = *counters[i];
     if (!(done >= 0 && done <= kLastStep && std::floor(done) == done)) {
       refuse(Argument{"step", i}.text() + " is " + std::to_string(done) + "; steps are whole numbers of at least 0.",
              "Load an intact state.");
@@ -305,21 +284,10 @@ inline std::vector<double> next_steps(const std::vector<StepCounter>& counters) 
   return steps;
 }
 
-inline void write_steps(const std::vector<StepCounter>& counters, const std::vector<double>& steps) {
+inline void write_steps(const std::vector<float*>& counters, const std::vector<double>& steps) {
   for (std::size_t i = 0; i < counters.size(); ++i) {
-    counters[i].write(steps[i]);
+    *counters[i] = static_cast<float>(steps[i]);
   }
-}
-
-inline std::vector<StepCounter> step_counters(const Tensors& steps) {
-  std::vector<StepCounter> counters(steps.size());
-  check_each(steps.size(), [&](std::size_t i) { counters[i] = StepCounter(steps[i], i); });
-  WrittenRanges written(steps.size());
-  for (std::size_t i = 0; i < counters.size(); ++i) {
-    counters[i].add_to(written, i);
-  }
-  written.require_disjoint();
-  return counters;
 }
 
 }  // namespace accel

@@ -211,7 +211,7 @@ constexpr accel::Argument kTensor{"the tensor", accel::Argument::kNoList};
 constexpr accel::Argument kOutput{"the output", accel::Argument::kNoList};
 constexpr accel::Argument kInput{"the input", accel::Argument::kNoList};
 
-struct ReducedTensor : accel::HostMemory {
+struct ReducedTensor : accel::DenseMemory {
   comm::Element element;
 
   comm::Collectives::Numbers numbers(std::int64_t reduction) const {
@@ -247,13 +247,13 @@ ReducedTensor reduced_tensor(const Tensor& tensor, const accel::Argument& argume
   return {accel::host_memory(tensor, argument, comm::size_bytes(element)), element};
 }
 
-accel::HostMemory bytes_of(const Tensor& tensor, const accel::Argument& argument) {
+accel::DenseMemory bytes_of(const Tensor& tensor, const accel::Argument& argument) {
   return accel::host_memory(tensor, argument, static_cast<std::int64_t>(tensor.element_size()));
 }
 
 // `whole` has a part like `part` for each rank; `part` may be this rank's.
-void require_parts(const comm::Group& group, const Tensor& whole, const accel::HostMemory& whole_memory,
-                   const Tensor& part, const accel::HostMemory& part_memory) {
+void require_parts(const comm::Group& group, const Tensor& whole, const accel::DenseMemory& whole_memory,
+                   const Tensor& part, const accel::DenseMemory& part_memory) {
   if (whole.scalar_type() != part.scalar_type() || whole_memory.numel != part_memory.numel * group.size()) {
     accel::refuse("A tensor of " + std::to_string(whole_memory.numel) + " elements of " + whole.type_name() +
                       " does not hold " + std::to_string(part_memory.numel) + " of " + part.type_name() + " for " +
@@ -290,14 +290,14 @@ void reduce_scatter(Tensor output, Tensor input, std::int64_t group, std::int64_
 }
 
 void all_gather(Tensor output, Tensor input, std::int64_t group) {
-  const accel::HostMemory out = bytes_of(output, kOutput);
-  const accel::HostMemory in = bytes_of(input, kInput);
+  const accel::DenseMemory out = bytes_of(output, kOutput);
+  const accel::DenseMemory in = bytes_of(input, kInput);
   require_parts(*find(group), output, out, input, in);
   run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes, input.dtype()); });
 }
 
 void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
-  const accel::HostMemory memory = bytes_of(tensor, kTensor);
+  const accel::DenseMemory memory = bytes_of(tensor, kTensor);
   const auto found = find(group);
   if (source < 0 || source >= found->size()) {
     accel::refuse("src is " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",

@@ -16,15 +16,15 @@ namespace accel {
   throw std::invalid_argument(found + '\n' + remedy);
 }
 
-// Dense host memory: borrowed, valid as long as the tensor is.
-struct HostMemory {
+// The memory of a dense tensor: borrowed, valid as long as the tensor is.
+struct DenseMemory {
   char* data;
   std::int64_t numel;
   std::int64_t bytes;
 };
 
-// A dense host tensor of floating-point elements.
-struct HostTensor : HostMemory {
+// The same of floating-point elements.
+struct FloatMemory : DenseMemory {
   DType dtype;
 };
 
@@ -69,7 +69,7 @@ inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int6
 // Refuses a tensor that is not dense and contiguous, then one that `require_place(tensor, argument)` refuses. Returns
 // its memory; elements have `element_bytes`.
 template <class RequirePlace>
-HostMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes,
+DenseMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes,
                         const RequirePlace& require_place) {
   if (!tensor.is_strided()) {
     refuse(argument.text() + " is sparse; a dense (strided) tensor is required.",
@@ -86,7 +86,7 @@ HostMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int
 
 // The same for a tensor of float32, bfloat16 or float16.
 template <class RequirePlace>
-HostTensor float_memory(const Tensor& tensor, const Argument& argument, const RequirePlace& require_place) {
+FloatMemory float_memory(const Tensor& tensor, const Argument& argument, const RequirePlace& require_place) {
   DType dtype = DType::float32;
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
@@ -113,15 +113,11 @@ inline void require_host(const Tensor& tensor, const Argument& argument) {
   }
 }
 
-inline HostMemory host_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
+inline DenseMemory host_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
   return dense_memory(tensor, argument, element_bytes, require_host);
 }
 
-inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
-  return float_memory(tensor, argument, require_host);
-}
-
-inline bool overlap(const HostMemory& a, const HostMemory& b) {
+inline bool overlap(const DenseMemory& a, const DenseMemory& b) {
   return a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 

@@ -14,7 +14,7 @@
 namespace {
 
 using accel::Argument;
-using accel::DeviceArray;
+using accel::FloatMemory;
 using accel::DevicePlace;
 using accel::DType;
 using accel::refuse;
@@ -49,8 +49,8 @@ const Kernel* find(DType dtype, DType weight) {
   return kFloat32;
 }
 
-DeviceArray like(const Tensor& tensor, const char* role, const DevicePlace& place, const DeviceArray& x) {
-  const DeviceArray array = accel::device_array(tensor, {role, Argument::kNoList}, place);
+FloatMemory like(const Tensor& tensor, const char* role, const DevicePlace& place, const FloatMemory& x) {
+  const FloatMemory array = accel::device_array(tensor, {role, Argument::kNoList}, place);
   if (array.dtype != x.dtype || array.numel != x.numel) {
     refuse(std::string(role) + " has " + std::to_string(array.numel) + " elements of type " +
                accel::dtype_name(array.dtype) + "; " + std::to_string(x.numel) + " of " + accel::dtype_name(x.dtype) +
@@ -60,23 +60,23 @@ DeviceArray like(const Tensor& tensor, const char* role, const DevicePlace& plac
   return array;
 }
 
-void require_apart(const DeviceArray& written, const char* role, const DeviceArray& other, const char* other_role) {
-  if (written.overlaps(other)) {
+void require_apart(const FloatMemory& written, const char* role, const FloatMemory& other, const char* other_role) {
+  if (accel::overlap(written, other)) {
     refuse(std::string(role) + " shares memory with " + other_role + ".", "Pass tensors with memory of their own.");
   }
 }
 
 void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor out, double eps) {
   const DevicePlace place = DevicePlace::of(x);
-  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
-  const DeviceArray weights = accel::device_array(weight, {"weight", Argument::kNoList}, place);
+  const FloatMemory values = accel::device_array(x, {"x", Argument::kNoList}, place);
+  const FloatMemory weights = accel::device_array(weight, {"weight", Argument::kNoList}, place);
   const Kernel& kernel = find(values.dtype, weights.dtype)[residual.has_value() ? 1 : 0];
-  const DeviceArray to = like(out, "out", place, values);
+  const FloatMemory to = like(out, "out", place, values);
   require_apart(to, "out", values, "x");
   require_apart(to, "out", weights, "weight");
   void* kept = nullptr;
   if (residual.has_value()) {
-    const DeviceArray array = like(*residual, "residual", place, values);
+    const FloatMemory array = like(*residual, "residual", place, values);
     require_apart(array, "residual", values, "x");
     require_apart(array, "residual", weights, "weight");
     require_apart(array, "residual", to, "out");

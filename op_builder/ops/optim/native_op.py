@@ -99,7 +99,7 @@ class NativeOp:
 
         Args:
             steps: the number of updates done so far of each parameter, which every update advances: tensors of one
-                float32 on its device; on the CPU also of one float64 or int64.
+                float32 on its device.
         """
         roles = {**self._roles(tensors), "step": steps}
         # An op that only reads gradients may get lazy negations: the dispatcher passes it their values.

@@ -75,9 +75,8 @@ class NativeStates(Optimizer):
 
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
         """Whether the op takes this step counter."""
-        types = (torch.float32, torch.float64, torch.int64) if param.is_cpu else (torch.float32,)
         fits = is_dense(step) and step.numel() == 1 and not step.requires_grad
-        return fits and step.device == param.device and step.dtype in types
+        return fits and step.device == param.device and step.dtype == torch.float32
 
     # Called by PreparedGroups -----------------------------------------------------------------
 

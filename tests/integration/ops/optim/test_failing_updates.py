@@ -71,7 +71,7 @@ def test_a_gradient_whose_elements_share_memory_is_read_and_rejected_where_it_is
 
 
 @pytest.mark.parametrize("update", [step, one_by_one])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64])
 def test_a_counter_of_another_type_is_converted(dtype: torch.dtype, update: Callable[..., None]) -> None:
     param = torch.nn.Parameter(torch.ones(4))
     optimizer = CPUAdam([param])

@@ -34,12 +34,11 @@ def steps_of(count: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("storage", [FLOAT32, AS_PARAM])
 def test_parameters_may_be_at_different_steps(kind, storage):
-    """Each is updated as at its own step, of any type; nothing is random here, so its place does not count."""
+    """Each is updated as at its own step; nothing is random here, so its place does not count."""
     done = (0, 5, 5, 1, 0)
     case = Case(torch.bfloat16, storage=storage, lengths=(17, 600, 0, 300, 40_000), kind=kind)
     kept, alone, options = make(case), make(case), list(map(float, kind.options.values()))
-    types = (torch.float32, torch.float64, torch.int64, torch.float32, torch.float32)
-    steps = [torch.full((1,) * i, step, dtype=dtype) for i, (step, dtype) in enumerate(zip(done, types, strict=True))]
+    steps = [torch.full((1,) * i, step, dtype=torch.float32) for i, step in enumerate(done)]
     prepared = load(kind).prepare(kept, steps)
     for update in (1, 2):
         prepared.update(options, Pass())
@@ -103,11 +102,10 @@ def storage(*sizes):
 
 
 NO_COUNTS = [
-    *((torch.tensor(value), "step of tensor 3 is") for value in (-1.0, 0.5, math.nan, math.inf, -1)),
-    (torch.tensor(2.0**54, dtype=torch.float64), "step of tensor 3 is"),
+    *((torch.tensor(value), "step of tensor 3 is") for value in (-1.0, 0.5, math.nan, math.inf, 2.0**54)),
     *(
-        (step, "step of tensor 3 is not a CPU tensor of one float32, float64 or int64")
-        for step in (torch.tensor(0, dtype=torch.int32), torch.zeros(2), torch.zeros(0), torch.tensor(0.0).half())
+        (step, "step of tensor 3 is not a tensor of one float32")
+        for step in (torch.tensor(0), torch.zeros(2), torch.zeros(0), torch.tensor(0.0).half())
     ),
 ]
 SPOILT = [
