@@ -30,7 +30,7 @@ int run_through(Queue& queue, const Command& command) {
     if (completion.result == 1) {
       int taken = 0;
       while (taken == 0 || taken == -EINTR || taken == -EAGAIN) {
-        taken = queue.collect(&completion, 1, 1, std::nullopt);
+        taken = queue.collect(&completion, 1, 1);
       }
       completion.result = taken < 0 ? taken : completion.result;
     }
@@ -173,7 +173,7 @@ void Handle::finish(Operation& operation) {
 }
 
 bool Handle::wait(const std::vector<std::int64_t>& ids, std::int64_t timeout_ms) {
-  const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   std::unique_lock<std::mutex> lock(mutex_);
   return std::all_of(ids.begin(), ids.end(), [&](std::int64_t id) {
     return finished_.wait_until(lock, deadline, [&] { return running_.count(id) == 0; });

@@ -16,11 +16,6 @@
 namespace accel::aio {
 namespace {
 
-struct Time {
-  long seconds;
-  long nanoseconds;
-};
-
 class LinuxAioQueue final : public Queue {
  public:
   LinuxAioQueue(unsigned long context, int depth) : context_(context), depth_(depth), blocks_(depth), events_(depth) {
@@ -54,11 +49,9 @@ class LinuxAioQueue final : public Queue {
     return static_cast<int>(taken);
   }
 
-  int collect(Completion* completions, int least, int most, Timeout timeout) override {
-    const std::int64_t wait_ns = timeout ? timeout->count() : 0;
-    Time time{static_cast<long>(wait_ns / 1'000'000'000), static_cast<long>(wait_ns % 1'000'000'000)};
+  int collect(Completion* completions, int least, int most) override {
     const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least),
-                               static_cast<long>(std::min(most, depth_)), events_.data(), timeout ? &time : nullptr);
+                               static_cast<long>(std::min(most, depth_)), events_.data(), nullptr);
     if (taken < 0) {
       return -errno;
     }

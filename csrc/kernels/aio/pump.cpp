@@ -53,13 +53,9 @@ bool Inbox::take_now(Share& share) {
   return pop(share);
 }
 
-bool Inbox::take(Share& share, std::optional<Clock::time_point> deadline) {
+bool Inbox::take(Share& share) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (deadline) {
-    changed_.wait_until(lock, *deadline, [&] { return !shares_.empty(); });
-  } else {
-    changed_.wait(lock, [&] { return is_closed_ || !shares_.empty(); });
-  }
+  changed_.wait(lock, [&] { return is_closed_ || !shares_.empty(); });
   return pop(share);
 }
 
@@ -94,7 +90,6 @@ Pump::Pump(std::unique_ptr<Queue> queue, const Settings& settings, Inbox& inbox,
 
 void Pump::run() {
   for (;;) {
-    stage_due();
     if (settings_.overlap_events || in_flight_ == 0) {
       fill();
     }
@@ -103,50 +98,10 @@ void Pump::run() {
       if (in_flight_ > 0) {
         collect();
       }
-    } else if (!await_work()) {
+    } else if (!inbox_.take(share_)) {
       return;
     }
   }
-}
-
-// With nothing in flight and nothing to start: waits for a share, or until a command is to be restarted. False when the
-// inbox is closed.
-bool Pump::await_work() {
-  if (delayed_.empty()) {
-    return inbox_.take(share_, std::nullopt);
-  }
-  if (share_.begin < share_.end || free_slots_.empty()) {
-    std::this_thread::sleep_until(next_due());  // the delayed commands have all slots, or all bounce buffers
-  } else {
-    inbox_.take(share_, next_due());
-  }
-  return true;
-}
-
-// There must be a delayed command.
-Clock::time_point Pump::next_due() const {
-  const auto is_earlier = [](const Delayed& one, const Delayed& other) { return one.due < other.due; };
-  return std::min_element(delayed_.begin(), delayed_.end(), is_earlier)->due;
-}
-
-// Stages the delayed commands that are due, and drops those whose operation has failed meanwhile.
-void Pump::stage_due() {
-  if (delayed_.empty()) {
-    return;
-  }
-  const Clock::time_point now = Clock::now();
-  std::size_t kept = 0;
-  for (const Delayed& delayed : delayed_) {
-    Slot& slot = slots_[delayed.tag];
-    if (slot.operation->has_failed()) {
-      release(slot);
-    } else if (delayed.due <= now) {
-      staged_.push_back(slot.command);
-    } else {
-      delayed_[kept++] = delayed;
-    }
-  }
-  delayed_.resize(kept);
 }
 
 // Stages commands for all free slots, as long as there are shares.
@@ -214,6 +169,7 @@ void Pump::submit() {
     first = 0;
   };
   while (first < staged_.size()) {
+    std::this_thread::sleep_for(std::exchange(pause_, {}));
     const int count = settings_.single_submit ? 1 : static_cast<int>(staged_.size() - first);
     const int taken = queue_->submit(staged_.data() + first, count);
     add(counters_.submissions, 1);
@@ -252,18 +208,11 @@ bool Pump::fall_back(int error) {
   return true;
 }
 
-// Waits for one command, or until one is to be restarted; without `overlap_events`, for all commands in flight.
+// Waits for one command; without `overlap_events`, for all commands in flight.
 void Pump::collect() {
   int missing = settings_.overlap_events ? 1 : in_flight_;
-  Timeout timeout;
-  if (settings_.overlap_events && !delayed_.empty()) {
-    timeout = std::max<Clock::duration>(next_due() - Clock::now(), Clock::duration::zero());
-  }
   while (missing > 0) {
-    const int taken = queue_->collect(completions_.data(), missing, static_cast<int>(completions_.size()), timeout);
-    if (taken == 0 && timeout) {
-      return;
-    }
+    const int taken = queue_->collect(completions_.data(), missing, static_cast<int>(completions_.size()));
     if (taken < 0) {
       // The kernel may still access the memory, so try again.
       if (-taken != EINTR) {
@@ -322,7 +271,7 @@ void Pump::complete(const Completion& completion) {
   staged_.push_back(command);
 }
 
-// Restarts a command that failed with `error`, at once or after a delay, where that may help; false where not.
+// Restarts a command that failed with `error`, at once or after a pause, where that may help; false where not.
 bool Pump::retry(std::uint64_t tag, int error) {
   Slot& slot = slots_[tag];
   File& file = slot.operation->file;
@@ -339,10 +288,9 @@ bool Pump::retry(std::uint64_t tag, int error) {
   }
   add(counters_.retries, 1);
   if (waits) {
-    delayed_.push_back({Clock::now() + retry_delay(slot.attempts), tag});
-  } else {
-    staged_.push_back(slot.command);
+    pause_ = std::max(pause_, retry_delay(slot.attempts));  // one for all that were refused together
   }
+  staged_.insert(staged_.begin(), slot.command);  // first, so that its attempts end before those of others begin
   return true;
 }
 

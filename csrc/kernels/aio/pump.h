@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "kernels/aio/operation.h"
@@ -17,8 +16,6 @@
 #include "kernels/memory/pages.h"
 
 namespace accel::aio {
-
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   Engine engine;
@@ -48,10 +45,9 @@ class Inbox {
   void put(const Share& share);
   // Nothing more will be put in.
   void close();
-  // False where there is no share: take_now() does not wait; take() waits until `deadline`, or without one until the
-  // inbox is closed.
+  // False where there is no share: take_now() does not wait; take() waits until the inbox is closed.
   bool take_now(Share& share);
-  bool take(Share& share, std::optional<Clock::time_point> deadline);
+  bool take(Share& share);
 
  private:
   bool pop(Share& share);
@@ -83,15 +79,6 @@ class Pump {
     int attempts = 0;              // without progress
     bool is_plain = false;         // it falls back to the page cache
   };
-  // A command to restart at a time.
-  struct Delayed {
-    Clock::time_point due;
-    std::uint64_t tag;
-  };
-
-  bool await_work();
-  Clock::time_point next_due() const;
-  void stage_due();
   void fill();
   bool stage_next();
   void submit();
@@ -112,9 +99,9 @@ class Pump {
   std::vector<Slot> slots_;
   std::vector<std::uint64_t> free_slots_;
   std::vector<Command> staged_;  // not yet taken by the queue
-  std::vector<Delayed> delayed_;
   std::vector<Completion> completions_;
   int in_flight_ = 0;
+  std::chrono::microseconds pause_{0};  // before commands are submitted again that were refused for now
   // Aligned buffers for memory that a device cannot access as it is. Untouched, they cost nothing.
   const std::int64_t bounce_bytes_;
   const Pages bounces_;

@@ -1,11 +1,9 @@
 // A queue of reads and writes: one interface over io_uring, Linux native AIO and a pool of threads.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 namespace accel::aio {
 
@@ -26,9 +24,6 @@ struct Completion {
   std::int64_t result;  // bytes, or -errno
 };
 
-// How long to wait; without a value, forever.
-using Timeout = std::optional<std::chrono::nanoseconds>;
-
 // Used by one thread at a time. No command may be in flight when it is destroyed.
 class Queue {
  public:
@@ -37,9 +32,8 @@ class Queue {
   // how many it took, or -errno if it took none.
   virtual int submit(const Command* commands, int count) = 0;
   // Waits until `least` commands are complete, and takes up to `most` (>= least) of those that are. Returns how many it
-  // took (fewer than `least` after a signal or the timeout), or -errno if it took none. Older kernels' io_uring ignores
-  // the timeout.
-  virtual int collect(Completion* completions, int least, int most, Timeout timeout) = 0;
+  // took (fewer than `least` after a signal), or -errno if it took none.
+  virtual int collect(Completion* completions, int least, int most) = 0;
 };
 
 // A queue for up to `depth` commands in flight; or null and `error` an errno, ENOSYS where the operating system lacks

@@ -57,14 +57,9 @@ class ThreadQueue final : public Queue {
     return taken == 0 && count > 0 ? -EAGAIN : taken;
   }
 
-  int collect(Completion* completions, int least, int most, Timeout timeout) override {
+  int collect(Completion* completions, int least, int most) override {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto are_enough = [&] { return static_cast<int>(complete_.size()) >= least; };
-    if (timeout) {
-      is_complete_.wait_for(lock, *timeout, are_enough);
-    } else {
-      is_complete_.wait(lock, are_enough);
-    }
+    is_complete_.wait(lock, [&] { return static_cast<int>(complete_.size()) >= least; });
     int taken = 0;
     for (; taken < most && !complete_.empty(); ++taken) {
       completions[taken] = complete_.front();

@@ -63,34 +63,19 @@ struct Parameters {
 };
 static_assert(sizeof(Parameters) == 120);
 
-struct Time {
-  std::int64_t seconds;
-  std::int64_t nanoseconds;
-};
-
-struct WaitArguments {
-  std::uint64_t signals;
-  std::uint32_t signals_bytes, least_wait_us;
-  std::uint64_t time;
-};
-static_assert(sizeof(WaitArguments) == 24);
-
 constexpr std::uint8_t kRead = 22;  // with an address and no vector: Linux 5.6
 constexpr std::uint8_t kWrite = 23;
 constexpr std::uint32_t kEnterGetEvents = 1u << 0;
-constexpr std::uint32_t kEnterWaitArguments = 1u << 3;
 constexpr std::uint32_t kSetupClamp = 1u << 4;
 constexpr std::uint32_t kSetupSingleIssuer = 1u << 12;
 constexpr std::uint32_t kSetupDeferTaskRun = 1u << 13;
 constexpr std::uint32_t kFeatureSingleMap = 1u << 0;
 constexpr std::uint32_t kFeatureReadWriteCurrentPosition = 1u << 3;  // came with kRead and kWrite
-constexpr std::uint32_t kFeatureWaitArguments = 1u << 8;             // Linux 5.11
 constexpr off_t kOffsetOfRings = 0;
 constexpr off_t kOffsetOfEntries = 0x10000000;
 
-int enter(int ring, unsigned submitted, unsigned least, unsigned flags, const WaitArguments* wait = nullptr) {
-  const std::size_t wait_bytes = wait == nullptr ? 0 : sizeof(*wait);
-  const long taken = syscall(SYS_io_uring_enter, ring, submitted, least, flags, wait, wait_bytes);
+int enter(int ring, unsigned submitted, unsigned least, unsigned flags) {
+  const long taken = syscall(SYS_io_uring_enter, ring, submitted, least, flags, nullptr, std::size_t{0});
   return taken < 0 ? -errno : static_cast<int>(taken);
 }
 
@@ -164,13 +149,13 @@ class UringQueue final : public Queue {
     return taken == 0 ? -EAGAIN : taken;
   }
 
-  int collect(Completion* completions, int least, int most, Timeout timeout) override {
+  int collect(Completion* completions, int least, int most) override {
     int taken = take(completions, most);
     if (taken < least) {
       // It waits for completions in the ring; those taken already are no longer there.
-      const int error = wait_for(static_cast<unsigned>(least - taken), timeout);
+      const int error = enter(ring_, 0, static_cast<unsigned>(least - taken), kEnterGetEvents);
       taken += take(completions + taken, most - taken);
-      if (taken == 0 && error < 0 && error != -ETIME) {
+      if (taken == 0 && error < 0) {
         return error;
       }
     }
@@ -184,16 +169,6 @@ class UringQueue final : public Queue {
                     p.completion.entries + p.completion_entries * sizeof(CompletionEntry));
   }
   std::size_t entries_bytes() const { return parameters_.submission_entries * sizeof(SubmissionEntry); }
-
-  int wait_for(unsigned least, Timeout timeout) {
-    if (!timeout || (parameters_.features & kFeatureWaitArguments) == 0) {
-      return enter(ring_, 0, least, kEnterGetEvents);
-    }
-    const std::int64_t wait_ns = timeout->count();
-    const Time time{wait_ns / 1'000'000'000, wait_ns % 1'000'000'000};
-    const WaitArguments arguments{0, 0, 0, reinterpret_cast<std::uintptr_t>(&time)};
-    return enter(ring_, 0, least, kEnterGetEvents | kEnterWaitArguments, &arguments);
-  }
 
   int take(Completion* completions, int most) {
     std::uint32_t head = *completion_head_;  // only this thread writes it
