@@ -80,9 +80,6 @@ std::vector<std::int64_t> counters(std::int64_t handle) {
           c.retries,  c.direct_bytes, c.cached_bytes, c.bounced_bytes};
 }
 
-// The errno with which the engine stopped and threads took over; 0 if it works.
-std::int64_t engine_error(std::int64_t handle) { return find(handle)->counters().engine_error; }
-
 accel::Ops ops() {
   accel::Ops all = {
       {"create(str engine, int block_bytes, int depth, bool single_submit, bool overlap_events, int parallelism) "
@@ -95,7 +92,6 @@ accel::Ops ops() {
       {"wait(int handle, int[] operations, int timeout_ms) -> bool", ACCEL_BOX(&wait)},
       {"take(int handle, int[] operations) -> int[]", ACCEL_BOX(&take)},
       {"counters(int handle) -> int[]", ACCEL_BOX(&counters)},
-      {"engine_error(int handle) -> int", ACCEL_BOX(&engine_error)},
   };
   all.insert(all.end(), accel::locked_pages::ops.begin(), accel::locked_pages::ops.end());
   return all;

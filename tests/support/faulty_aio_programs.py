@@ -56,17 +56,6 @@ def cached(path: str) -> None:
     print("counted", counters.direct_bytes, counters.bounced_bytes, counters.cached_bytes, counters.retries > 0)
 
 
-def replaced(engine: str, path: str) -> None:
-    handle = made(engine)
-    transfer(handle, path, 2_000_003)
-    print("before", handle.engine)
-    os.environ["FAULTY_REFUSED"] = "transfers"  # as a sandbox that the process enters
-    transfer(handle, path, 2_000_003)
-    handle.async_pwrite(torch.ones(2_000_003), f"{path}-other")
-    assert handle.wait() == 1
-    print("after", handle.engine)
-
-
 def stalled(path: str) -> Handle:
     aio_handle.STALLED_S = 0.5
     handle = opened().aio_handle(engine="threads")

@@ -182,11 +182,8 @@ void Pump::submit() {
       continue;
     }
     const int error = taken == 0 ? EAGAIN : -taken;
-    if (fall_back(error)) {
-      continue;
-    }
-    if (in_flight_ > 0 && (error == EAGAIN || error == EBUSY || error == EPERM || error == EACCES || error == ENOSYS)) {
-      break;  // there is room, or another queue, once the commands in flight have completed
+    if (in_flight_ > 0 && (error == EAGAIN || error == EBUSY)) {
+      break;  // there is room once the commands in flight have completed
     }
     const Completion refused{staged_[first].tag, -error};
     ++first;
@@ -194,18 +191,6 @@ void Pump::submit() {
     complete(refused);
   }
   drop_taken();
-}
-
-// True if the system refuses the engine itself, as a sandbox may at any time; threads then do the work.
-bool Pump::fall_back(int error) {
-  const bool is_forbidden = error == EPERM || error == EACCES || error == ENOSYS;
-  if (!is_forbidden || settings_.engine == Engine::threads || in_flight_ > 0) {
-    return false;
-  }
-  int unused = 0;
-  queue_ = make_thread_queue(settings_.depth, unused);
-  counters_.engine_error.store(error, std::memory_order_relaxed);
-  return true;
 }
 
 // Waits for one command; without `overlap_events`, for all commands in flight.

@@ -36,7 +36,6 @@ struct Counters {
   std::atomic<std::int64_t> direct_bytes{0};    // that bypassed the page cache
   std::atomic<std::int64_t> cached_bytes{0};    // that went through it
   std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, copied through an aligned buffer
-  std::atomic<int> engine_error{0};             // errno with which the engine stopped and threads took over
 };
 
 // Shares that wait for a thread.
@@ -82,7 +81,6 @@ class Pump {
   void fill();
   bool stage_next();
   void submit();
-  bool fall_back(int error);
   void collect();
   void complete(const Completion& completion);
   bool retry(std::uint64_t tag, int error);

@@ -104,7 +104,7 @@ class Handle(LockedTensors):
 
     @property
     def engine(self) -> str:
-        """The engine in use: ``io_uring``, ``libaio`` or ``threads``. ``threads`` replaces one that stops working."""
+        """The engine in use: ``io_uring``, ``libaio`` or ``threads``."""
         return self._engine
 
     def get_block_size(self) -> int:
@@ -260,13 +260,6 @@ class Handle(LockedTensors):
         while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
             pass
         outcomes = self._ops.take(self._number, numbers)
-        if self._engine != "threads" and (number := self._ops.engine_error(self._number)) != 0:
-            logger.warning(
-                "Storage engine %s stopped working: %s. Threads now do the transfers.",
-                self._engine,
-                storage_engines.explain(self._engine, number),
-            )
-            self._engine = "threads"
         for number in numbers:
             self._operations.pop(number, None)
         failures = []

@@ -3,8 +3,7 @@
 // FAULTY_PERIOD=n     the first and every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate and
 //                     posix_fallocate only with EINTR
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
-//                     transfers (of io_uring and libaio), commands (the same, but calls that start nothing succeed):
-//                     refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM, EPERM;
+//                     commands (of io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM;
 //                     progress (of pread and pwrite: they do not return)
 
 #include <atomic>
@@ -111,7 +110,7 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
   }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
     const bool starts = number != SYS_io_getevents && b > 0;
-    if (is_refused("transfers") || (starts && is_refused("commands"))) {
+    if (starts && is_refused("commands")) {
       errno = EPERM;
       return -1;
     }

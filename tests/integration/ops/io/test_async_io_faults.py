@@ -296,18 +296,6 @@ def test_where_o_direct_commands_are_refused_bytes_go_through_the_page_cache(fau
 
 
 @needs_gxx
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])
-def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
-    faulty_calls: Path, tmp_path: Path, engine: str
-) -> None:
-    output = run(faulty_calls, "replaced", engine, tmp_path / "file", ACCEL_AIO_ENGINE=None)
-    assert f"before {engine}\n" in output
-    assert "after threads\n" in output
-    assert output.count("WARNING") == 1
-    assert f"Storage engine {engine} stopped working: " in output
-
-
-@needs_gxx
 def test_the_process_ends_without_a_device_that_does_nothing(faulty_calls: Path, tmp_path: Path) -> None:
     output = run(faulty_calls, "stalled", tmp_path / "file")
     assert "without 1 operations" in output
