@@ -129,8 +129,7 @@ bool File::find_alignment() {
 #endif
 }
 
-int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, [[maybe_unused]] bool is_write,
-               bool keeps_cached) {
+int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, [[maybe_unused]] bool is_write) {
   cached_ = descriptor;
   struct stat status;
   if (fstat(cached_, &status) != 0) {
@@ -182,23 +181,9 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, [[m
     if (direct_ >= 0) {
       body_begin_ = begin;
       body_end_ = end;
-      if (begin == offset && end == offset + size_bytes && !keeps_cached) {
-        close(cached_);
-        cached_ = -1;
-      }
     }
   }
   return 0;
-}
-
-int File::plain() {
-#ifdef O_DIRECT
-  if (cached_ < 0) {
-    is_made_plain_.store(true, std::memory_order_relaxed);
-    fcntl(direct_, F_SETFL, fcntl(direct_, F_GETFL) & ~O_DIRECT);
-  }
-#endif
-  return cached();
 }
 
 File::~File() {

@@ -1,7 +1,6 @@
 // An open file as transfers use it: through the page cache, and bypassing it where file system and offsets allow.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 namespace accel::aio {
@@ -24,11 +23,12 @@ class File {
   // Takes over `descriptor`, for a transfer of `size_bytes` at `offset`. Returns 0 or an errno: of fallocate() where a
   // write goes beyond the file's end; EINVAL for a descriptor with O_APPEND that cannot be opened again; ESPIPE for a
   // file without offsets.
-  int open(int descriptor, std::int64_t offset, std::int64_t size_bytes, bool is_write, bool keeps_cached);
+  int open(int descriptor, std::int64_t offset, std::int64_t size_bytes, bool is_write);
 
   bool has_direct() const { return body_begin_ < body_end_; }
   int direct() const { return direct_; }
-  int cached() const { return cached_ >= 0 ? cached_ : direct_; }
+  // Takes any offset, size and address, for a part of the body, too.
+  int cached() const { return cached_; }
   // The part of the transfer that bypasses the page cache, as offsets in the file; empty where begin >= end.
   std::int64_t body_begin() const { return body_begin_; }
   std::int64_t body_end() const { return body_end_; }
@@ -39,20 +39,12 @@ class File {
   static std::int64_t max_alignment() { return 16 * page_bytes(); }
   // The file's length when it was opened; -1 where it has none (a character device).
   std::int64_t size_bytes() const { return size_bytes_; }
-  // A descriptor that takes any offset, size and address, for a part of the body. Where there is only the direct one,
-  // O_DIRECT is removed from it, also for commands in flight and later ones.
-  int plain();
-  // Whether commands on that descriptor bypass the page cache, as far as known.
-  bool is_direct(int descriptor) const {
-    return descriptor == direct_ && !is_made_plain_.load(std::memory_order_relaxed);
-  }
 
  private:
   bool find_alignment();
 
   int direct_ = -1;
   int cached_ = -1;
-  std::atomic<bool> is_made_plain_{false};  // O_DIRECT was removed from direct_
   std::int64_t body_begin_ = 0;
   std::int64_t body_end_ = 0;
   std::int64_t offset_alignment_ = 0;

@@ -123,8 +123,7 @@ int Handle::submit(std::int64_t id, int descriptor, const Request& request, bool
   auto made = std::make_unique<Operation>(id, request);
   Operation& operation = *made;
   // Without the lock: allocating a file's blocks can take long.
-  if (const int error =
-          operation.file.open(descriptor, request.offset, request.size_bytes, request.is_write, request.validates)) {
+  if (const int error = operation.file.open(descriptor, request.offset, request.size_bytes, request.is_write)) {
     return error;
   }
   const std::int64_t file_bytes = operation.file.size_bytes();

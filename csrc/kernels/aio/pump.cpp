@@ -123,7 +123,7 @@ void Pump::fill() {
 // Cuts the next command off the share. False where it must wait for a bounce buffer.
 bool Pump::stage_next() {
   Operation& operation = *share_.operation;
-  File& file = operation.file;
+  const File& file = operation.file;
   const Request& request = operation.request;
   const std::int64_t offset = share_.begin;
   char* const memory = request.data + (offset - request.offset);
@@ -138,7 +138,7 @@ bool Pump::stage_next() {
     descriptor = file.direct();
     if (reinterpret_cast<std::uintptr_t>(memory) % static_cast<std::uintptr_t>(file.memory_alignment()) != 0) {
       if (bounces_.data() == nullptr) {
-        descriptor = file.plain();
+        descriptor = file.cached();
       } else if (free_bounces_.empty()) {
         return false;
       } else {
@@ -237,7 +237,7 @@ void Pump::complete(const Completion& completion) {
     std::memcpy(slot.memory, command.data, done);
   }
   operation.add_done(done);
-  const bool is_direct = operation.file.is_direct(command.descriptor);
+  const bool is_direct = command.descriptor == operation.file.direct();
   add(is_direct ? counters_.direct_bytes : counters_.cached_bytes, done);
   add(counters_.bounced_bytes, is_direct && slot.bounce != nullptr ? done : 0);
   if (done == command.size_bytes) {
@@ -250,7 +250,7 @@ void Pump::complete(const Completion& completion) {
   command.size_bytes -= done;
   slot.attempts = 0;
   if (operation.file.has_direct() && command.offset % operation.file.offset_alignment() != 0) {
-    command.descriptor = operation.file.plain();
+    command.descriptor = operation.file.cached();
   }
   add(counters_.retries, 1);
   staged_.push_back(command);
@@ -259,11 +259,11 @@ void Pump::complete(const Completion& completion) {
 // Restarts a command that failed with `error`, at once or after a pause, where that may help; false where not.
 bool Pump::retry(std::uint64_t tag, int error) {
   Slot& slot = slots_[tag];
-  File& file = slot.operation->file;
+  const File& file = slot.operation->file;
   const bool waits = error == EAGAIN || error == EBUSY;
   if (error == EINVAL && file.has_direct() && !slot.is_plain) {
     // The file system accepts O_DIRECT but not the commands, or not their alignment.
-    slot.command.descriptor = file.plain();
+    slot.command.descriptor = file.cached();
     slot.is_plain = true;
   } else if (error != EINTR && !waits) {
     return false;
