@@ -51,8 +51,8 @@ CODES = {
     "from accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST\n"
     "from accelerator.abstract_accelerator import DeepSpeedAccelerator\n",
     "builders without torch": "from op_builder.builder import OpBuilder, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder\n"
-    "import op_builder.cpu, op_builder.cuda, op_builder.xpu\n"
-    "assert 'torch' not in sys.modules and 'rich' not in sys.modules\n"
+    "import op_builder.cpu, op_builder.cuda, op_builder.xpu, op_builder.ops\n"
+    "assert not {'torch', 'rich', 'xxhash'} & set(sys.modules)\n"
     "modules |= set(sys.modules)\n",  # subprocess may be imported here, not started
 }
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -224,11 +223,6 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file/store"):
         TensorStore(tmp_path / "file" / "store")
-
-
-def test_importing_the_front_ends_imports_neither_torch_nor_xxhash() -> None:
-    code = "import sys, op_builder.ops; sys.exit(any(name in sys.modules for name in ('torch', 'xxhash')))"
-    output_of("-c", code)
 
 
 # Damage ----------------------------------------------------------------------------------------
@@ -542,28 +536,3 @@ def test_the_background_has_the_thread_local_state_of_the_caller(
         state()
     assert len(set(seen)) == 1
     assert out.is_inference() == (mode is torch.inference_mode)
-
-
-def test_the_op_is_used_again_once_it_can_be_loaded(store: TensorStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files could not be opened for a moment: too many were open."""
-    value = random_bytes(3 * PIECE)
-    store.save("x", value)
-    monkeypatch.setattr(file_pieces, "SMALL_BYTES", 0)
-    loads: list[bool] = []
-    load_host = file_pieces.load_host
-
-    def failing(spec: Any) -> object:
-        loads.append(True)
-        if len(loads) == 1:
-            raise IncompatibleOpError("Too many open files.", "Close some.")
-        return load_host(spec)
-
-    monkeypatch.setattr(file_pieces, "load_host", failing)
-    monkeypatch.setattr(file_pieces, "_PLAIN_S", 0.0)
-    handles = file_pieces.Handles()
-    out = torch.zeros_like(value)
-    with (store.directory / "x.safetensors").open("rb") as file:
-        for _ in range(2):
-            handles.read(out, file.fileno(), HEADER_BYTES)
-            assert same(out, value)
-    assert len(loads) == 2
