@@ -28,16 +28,6 @@ def test_the_best_is_found_along_every_dimension() -> None:
     assert failed == {}
 
 
-def test_the_best_for_one_direction_may_be_another() -> None:
-    def measure(settings: Settings) -> Measurement:
-        deep, large = settings.queue_depth == 128, settings.block_size == 8 << 20
-        return Measurement(settings, 3e9 if deep else 1e9, 3e9 if large and not deep else 1e9, 1.0)
-
-    found, _ = search(["threads"], COORDINATES, measure)
-    assert max(found, key=lambda one: one.read_bytes_per_s).settings.queue_depth == 128
-    assert max(found, key=lambda one: one.written_bytes_per_s).settings.block_size == 8 << 20
-
-
 def test_a_lucky_moment_does_not_win() -> None:
     seen: list[Settings] = []
 
