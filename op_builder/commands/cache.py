@@ -124,19 +124,11 @@ def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
             kept.append(str(directory))
             result = "cannot be moved"
         lines.append(f"damaged, {result}: {directory}: {rejection.reason}")
-    memos = cache.memo.damaged()
-    for path in memos:
-        with folder(path.parents[2], layout.MEMO) as opened:
-            if opened is not None:
-                opened.unlink(path.name)
-        result = "cannot be removed" if os.path.lexists(path) else "removed"
-        lines.append(f"damaged, {result}: {path}: load() determines this fact again")
     lines.append(f"{_entries(whole)} intact.")
     if kept:
         lines.append(f"Remedy: run verify as a user who may write {cache.root}; load() ignores damaged entries.")
-    found = [*map(str, damaged), *map(str, memos)]
-    data = {"whole": len(whole), "damaged": found, "cannot_be_moved": kept}
-    status = int(bool(found))
+    data = {"whole": len(whole), "damaged": list(map(str, damaged)), "cannot_be_moved": kept}
+    status = int(bool(damaged))
     if options.rebuild:
         compared = rebuild(cache, whole)
         lines += map(str, compared)

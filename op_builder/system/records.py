@@ -58,23 +58,18 @@ def decode(text: str, schema: Schema, record_format: int) -> dict[str, Any]:
         RecordError: the text is not a record that ``schema`` accepts.
         OtherFormatError: it has another format.
     """
-    body, mark, seal = text.rpartition(_CHECKSUM)
-    is_sealed = bool(mark) and text.isascii() and mark + seal == _seal(body)
-    if mark and not is_sealed:
+    body = text.rpartition(_CHECKSUM)[0]
+    if not text.isascii() or text != body + _seal(body):
         raise RecordError("its checksum does not match")
     try:
-        record: Any = json.loads(body + "}" if mark else text)
+        record: dict[str, Any] = json.loads(body + "}")
     except (ValueError, RecursionError):
         raise RecordError("it is not a JSON object") from None
-    found = record.pop("format", None) if type(record) is dict else None
-    if type(found) is int and found != record_format:
-        raise OtherFormatError(f"its format is {found}, not {record_format}")
-    if not is_sealed or found is None:
-        raise RecordError("it has no checksum" if type(record) is dict else "it is not a JSON object")
-    if type(found) is not int:
-        raise RecordError("its member 'format' is not valid")
+    found = record.pop("format", None)
+    if type(found) is not int or found != record_format:
+        raise OtherFormatError(f"its format is {ascii(found)[:100]}, not {record_format}")
     require(record, schema)
-    return dict(record)
+    return record
 
 
 def _seal(body: str) -> str:
@@ -224,8 +219,6 @@ SHA256_FACT: Schema = {"sha256": is_sha256}
 """The schema of a fact that is one digest."""
 
 _MEMO_FORMAT = 1
-_NAME_DIGITS = 32
-_SUFFIX = ".json"
 # Of a process that computes the same fact. If it was stopped, or its host is down, the fact is computed here, too.
 _LONGEST_WAIT_S = 30.0
 _are_statuses = mapping_of(are_integers)
@@ -278,8 +271,8 @@ class Memo:
                 values = {name: env.of_another_program(name) for name in (*named, "PATH", "HOME")}
                 fact = self.get(f"{subject} {[each for each in values.items() if each[1]]}", schema, compute)
             return fact
-        digest = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:_NAME_DIGITS]
-        name = digest + _SUFFIX
+        digest = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:32]
+        name = f"{digest}.json"
         entry = self._valid(subject, name, schema)
         if entry is None:
             with self._locked(f"memo-{digest}.lock"):
@@ -291,11 +284,6 @@ class Memo:
         self._seen[subject] = entry
         found: dict[str, Any] = entry["fact"]
         return found
-
-    def damaged(self) -> list[Path]:
-        """The files of memos that are damaged."""
-        pattern = f"{'[0-9a-f]' * _NAME_DIGITS}{_SUFFIX}"
-        return sorted(path for place in self._directories for path in place.glob(pattern) if _is_damaged(path))
 
     def _valid(self, subject: str, name: str, schema: Schema) -> dict[str, Any] | None:
         entry = self._seen.get(subject)
@@ -355,14 +343,3 @@ def _status(path: str) -> list[int]:
 
 def _is_current(entry: dict[str, Any]) -> bool:
     return all(_status(name) == known for name, known in entry["files"].items())
-
-
-def _is_damaged(path: Path) -> bool:
-    anything: Schema = dict.fromkeys(("subject", "fact", "files"), lambda _: True)
-    try:
-        decode(read_text(path), anything, _MEMO_FORMAT)
-    except (OSError, OtherFormatError):
-        return False
-    except RecordError:
-        return True
-    return False

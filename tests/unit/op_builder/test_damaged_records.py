@@ -81,11 +81,9 @@ def test_texts_that_no_parser_takes_are_damage(text: str) -> None:
         decode(text, {}, 1)
 
 
-def test_a_format_of_another_type_is_damage() -> None:
-    assert (
-        accepted([True, 1.0, "1", [1], None], lambda found: decode(encode({"format": found}, 1), {}, 1), RecordError)
-        == []
-    )
+def test_a_format_of_another_type_is_another_format() -> None:
+    formats = [True, 1.0, "1", [1], None]
+    assert accepted(formats, lambda found: decode(encode({"format": found}, 1), {}, 1), OtherFormatError) == []
 
 
 # The cache ----------------------------------------------------------------------------------
@@ -215,23 +213,14 @@ FACT = {"version": "g++ 12", "target": "x86_64", "is_gcc": True}
 FACT_SCHEMA = {"version": is_text, "target": is_text, "is_gcc": is_flag}
 
 
-def test_a_damaged_memo_is_worked_out_again_and_verify_reports_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = Cache(tmp_path).writable_dir("memo")
-    Memo(directory).get("compiler", FACT_SCHEMA, lambda: (FACT, [str(tmp_path)]))
-    (file,) = directory.iterdir()
+def test_a_damaged_memo_is_worked_out_again(tmp_path: Path) -> None:
+    Memo(tmp_path).get("compiler", FACT_SCHEMA, lambda: (FACT, [str(tmp_path)]))
+    (file,) = tmp_path.iterdir()
     text = file.read_text()
+    new = {**FACT, "version": "g++ 13"}
     for content in damaged(text.encode(), COUNT, 5):
         file.write_bytes(content)
-        assert Memo(directory).damaged() == [file]
-        new = {**FACT, "version": "g++ 13"}
-        assert Memo(directory).get("compiler", FACT_SCHEMA, lambda: (new, [str(tmp_path)])) == new  # noqa: B023
-        assert Memo(directory).damaged() == []
-    file.write_bytes(b"{")
-    assert run(tmp_path, "--json", "verify") == 1
-    assert json.loads(capsys.readouterr().out)["damaged"] == [str(file)]
-    assert run(tmp_path, "verify") == 0
+        assert Memo(tmp_path).get("compiler", FACT_SCHEMA, lambda: (new, [])) == new
 
 
 # Stored tensors -----------------------------------------------------------------------------

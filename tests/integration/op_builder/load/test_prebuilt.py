@@ -183,7 +183,7 @@ def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monk
     root.mkdir(parents=True)
     assert read_index(root) is None
     (root / "wheel.json").write_text(content)
-    with pytest.raises(ValueError, match=r"not a JSON object|no checksum|format is 1, not 2"):
+    with pytest.raises(ValueError, match="its checksum does not match"):
         read_index(root)
     monkeypatch.setattr(
         collect, "all_specs", lambda _package: [CPUAdamBuilder().spec()._replace(prebuilt_roots=(root,))]

@@ -20,6 +20,7 @@ from op_builder.cache.store import MANIFEST, Cache
 from op_builder.commands.cache import main
 from op_builder.errors import CacheError, EnvironmentValueError
 from op_builder.ops.io.tensor_store_files import StoreFiles
+from op_builder.system.records import encode
 from tests.support.entries import find, publish, set_used
 from tests.support.users import place_for_all, run_as
 
@@ -270,7 +271,7 @@ def test_entries_of_another_format_are_kept_apart_listed_and_cleared(
     entry = publish(cache)
     other = entry.directory.parents[1] / ("ab" * 16) / ("cd" * 16)
     other.mkdir(parents=True)
-    (other / MANIFEST).write_text('{"format": 99}')
+    (other / MANIFEST).write_text(encode({}, 99))
     (other / "small.so").write_bytes(bytes(3 << 20))
     os.utime(other / MANIFEST, (time.time() - 99, time.time() - 99))
     assert find(cache, any_compiler=True) == entry
