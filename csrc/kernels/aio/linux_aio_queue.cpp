@@ -6,7 +6,6 @@
 #include "kernels/aio/queue.h"
 
 #ifdef __linux__
-#include <algorithm>
 #include <vector>
 
 #include <linux/aio_abi.h>
@@ -18,18 +17,15 @@ namespace {
 
 class LinuxAioQueue final : public Queue {
  public:
-  LinuxAioQueue(unsigned long context, int depth) : context_(context), depth_(depth), blocks_(depth), events_(depth) {
-    pointers_.reserve(depth);
+  LinuxAioQueue(unsigned long context, int depth) : context_(context), blocks_(depth), events_(depth) {
+    for (iocb& block : blocks_) {
+      pointers_.push_back(&block);
+    }
   }
   ~LinuxAioQueue() override { syscall(SYS_io_destroy, context_); }
 
   int submit(const Command* commands, int count) override {
-    const int offered = std::min(count, depth_ - in_flight_);
-    if (offered == 0) {
-      return count == 0 ? 0 : -EAGAIN;
-    }
-    pointers_.clear();
-    for (int i = 0; i < offered; ++i) {
+    for (int i = 0; i < count; ++i) {
       const Command& command = commands[i];
       iocb& block = blocks_[static_cast<std::size_t>(i)];  // io_submit() copies it, so it can be reused at once
       block = {};
@@ -39,19 +35,14 @@ class LinuxAioQueue final : public Queue {
       block.aio_buf = reinterpret_cast<std::uintptr_t>(command.data);
       block.aio_nbytes = command.size_bytes;
       block.aio_offset = command.offset;
-      pointers_.push_back(&block);
     }
-    const long taken = syscall(SYS_io_submit, context_, static_cast<long>(offered), pointers_.data());
-    if (taken < 0) {
-      return -errno;
-    }
-    in_flight_ += static_cast<int>(taken);
-    return static_cast<int>(taken);
+    const long taken = syscall(SYS_io_submit, context_, static_cast<long>(count), pointers_.data());
+    return taken < 0 ? -errno : static_cast<int>(taken);
   }
 
   int collect(Completion* completions, int least, int most) override {
-    const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least),
-                               static_cast<long>(std::min(most, depth_)), events_.data(), nullptr);
+    const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least), static_cast<long>(most),
+                               events_.data(), nullptr);
     if (taken < 0) {
       return -errno;
     }
@@ -59,14 +50,11 @@ class LinuxAioQueue final : public Queue {
       const io_event& event = events_[static_cast<std::size_t>(i)];
       completions[i] = {event.data, event.res};
     }
-    in_flight_ -= static_cast<int>(taken);
     return static_cast<int>(taken);
   }
 
  private:
   const unsigned long context_;
-  const int depth_;
-  int in_flight_ = 0;
   std::vector<iocb> blocks_;
   std::vector<iocb*> pointers_;
   std::vector<io_event> events_;

@@ -24,12 +24,13 @@ struct Completion {
   std::int64_t result;  // bytes, or -errno
 };
 
-// Used by one thread at a time. No command may be in flight when it is destroyed.
+// Used by one thread at a time, which has at most as many commands in flight as the queue was made for, and none when
+// the queue is destroyed.
 class Queue {
  public:
   virtual ~Queue() = default;
-  // Starts as many of the first `count` commands as there is room for, in one system call where the engine can. Returns
-  // how many it took, or -errno if it took none.
+  // Starts `count` commands, at least one, in one system call where the engine can. Returns how many of the first ones
+  // it took, or -errno if it took none.
   virtual int submit(const Command* commands, int count) = 0;
   // Waits until `least` commands are complete, and takes up to `most` (>= least) of those that are. Returns how many it
   // took (fewer than `least` after a signal), or -errno if it took none.
@@ -40,12 +41,12 @@ class Queue {
 // the engine. An io_uring belongs to the thread that makes it.
 std::unique_ptr<Queue> make_uring_queue(int depth, int& error);
 std::unique_ptr<Queue> make_linux_aio_queue(int depth, int& error);
-std::unique_ptr<Queue> make_thread_queue(int depth, int& error);
+std::unique_ptr<Queue> make_thread_queue();
 
 inline std::unique_ptr<Queue> make_queue(Engine engine, int depth, int& error) {
   return engine == Engine::io_uring    ? make_uring_queue(depth, error)
          : engine == Engine::linux_aio ? make_linux_aio_queue(depth, error)
-                                       : make_thread_queue(depth, error);
+                                       : make_thread_queue();
 }
 
 // Runs one command in the calling thread. Returns bytes, or -errno.

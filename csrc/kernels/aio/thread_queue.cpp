@@ -21,8 +21,6 @@ constexpr std::size_t kMaxThreads = 16;
 
 class ThreadQueue final : public Queue {
  public:
-  explicit ThreadQueue(int depth) : depth_(depth) {}
-
   ~ThreadQueue() override {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -36,9 +34,8 @@ class ThreadQueue final : public Queue {
 
   int submit(const Command* commands, int count) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const int taken = std::min(count, depth_ - in_flight_);
-    waiting_.insert(waiting_.end(), commands, commands + taken);
-    in_flight_ += taken;
+    waiting_.insert(waiting_.end(), commands, commands + count);
+    in_flight_ += count;
     while (threads_.size() < std::min(kMaxThreads, static_cast<std::size_t>(in_flight_))) {
       try {
         threads_.emplace_back([this] { work(); });
@@ -51,10 +48,10 @@ class ThreadQueue final : public Queue {
         return -error.code().value();
       }
     }
-    for (int i = 0; i < taken; ++i) {
+    for (int i = 0; i < count; ++i) {
       is_waiting_.notify_one();
     }
-    return taken == 0 && count > 0 ? -EAGAIN : taken;
+    return count;
   }
 
   int collect(Completion* completions, int least, int most) override {
@@ -87,7 +84,6 @@ class ThreadQueue final : public Queue {
     }
   }
 
-  const int depth_;
   std::mutex mutex_;
   std::condition_variable is_waiting_;
   std::condition_variable is_complete_;
@@ -106,9 +102,6 @@ std::int64_t run_now(const Command& command) {
   return done < 0 ? -errno : done;
 }
 
-std::unique_ptr<Queue> make_thread_queue(int depth, int& error) {
-  error = 0;
-  return std::make_unique<ThreadQueue>(depth);
-}
+std::unique_ptr<Queue> make_thread_queue() { return std::make_unique<ThreadQueue>(); }
 
 }  // namespace accel::aio

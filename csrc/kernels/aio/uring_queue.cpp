@@ -66,7 +66,6 @@ static_assert(sizeof(Parameters) == 120);
 constexpr std::uint8_t kRead = 22;  // with an address and no vector: Linux 5.6
 constexpr std::uint8_t kWrite = 23;
 constexpr std::uint32_t kEnterGetEvents = 1u << 0;
-constexpr std::uint32_t kSetupClamp = 1u << 4;
 constexpr std::uint32_t kSetupSingleIssuer = 1u << 12;
 constexpr std::uint32_t kSetupDeferTaskRun = 1u << 13;
 constexpr std::uint32_t kFeatureSingleMap = 1u << 0;
@@ -81,7 +80,7 @@ int enter(int ring, unsigned submitted, unsigned least, unsigned flags) {
 
 class UringQueue final : public Queue {
  public:
-  UringQueue(int ring, const Parameters& parameters, int depth) : ring_(ring), parameters_(parameters), depth_(depth) {}
+  UringQueue(int ring, const Parameters& parameters) : ring_(ring), parameters_(parameters) {}
 
   ~UringQueue() override {
     if (rings_ != MAP_FAILED) {
@@ -121,13 +120,9 @@ class UringQueue final : public Queue {
   }
 
   int submit(const Command* commands, int count) override {
-    const int offered = std::min(count, depth_ - in_flight_);
-    if (offered <= 0) {
-      return count == 0 ? 0 : -EAGAIN;
-    }
     const std::uint32_t tail = *submission_tail_;  // only this thread writes it
     auto* const entries = static_cast<SubmissionEntry*>(entries_);
-    for (int i = 0; i < offered; ++i) {
+    for (int i = 0; i < count; ++i) {
       const Command& command = commands[i];
       SubmissionEntry& entry = entries[(tail + static_cast<std::uint32_t>(i)) & submission_mask_];
       entry = {};
@@ -138,14 +133,13 @@ class UringQueue final : public Queue {
       entry.size_bytes = command.size_bytes;
       entry.data = command.tag;
     }
-    __atomic_store_n(submission_tail_, tail + static_cast<std::uint32_t>(offered), __ATOMIC_RELEASE);
-    const int taken = enter(ring_, static_cast<unsigned>(offered), 0, 0);
+    __atomic_store_n(submission_tail_, tail + static_cast<std::uint32_t>(count), __ATOMIC_RELEASE);
+    const int taken = enter(ring_, static_cast<unsigned>(count), 0, 0);
     // The caller offers again what the kernel did not take, so it must not stay in the ring.
     const int started = std::max(taken, 0);
-    if (started < offered) {
+    if (started < count) {
       __atomic_store_n(submission_tail_, tail + static_cast<std::uint32_t>(started), __ATOMIC_RELEASE);
     }
-    in_flight_ += started;
     return taken == 0 ? -EAGAIN : taken;
   }
 
@@ -179,14 +173,11 @@ class UringQueue final : public Queue {
       completions[taken] = {entry.data, entry.result};
     }
     __atomic_store_n(completion_head_, head, __ATOMIC_RELEASE);
-    in_flight_ -= taken;
     return taken;
   }
 
   const int ring_;
   const Parameters parameters_;
-  const int depth_;
-  int in_flight_ = 0;
   void* rings_ = MAP_FAILED;
   void* entries_ = MAP_FAILED;
   std::uint32_t* submission_tail_ = nullptr;
@@ -202,11 +193,10 @@ class UringQueue final : public Queue {
 std::unique_ptr<Queue> make_uring_queue(int depth, int& error) {
   // One thread uses the ring, and completions are processed when it asks. Needs Linux 6.1; older kernels refuse.
   Parameters parameters{};
-  parameters.flags = kSetupClamp | kSetupSingleIssuer | kSetupDeferTaskRun;
+  parameters.flags = kSetupSingleIssuer | kSetupDeferTaskRun;
   long ring = syscall(SYS_io_uring_setup, depth, &parameters);
   if (ring < 0 && errno == EINVAL) {
     parameters = {};
-    parameters.flags = kSetupClamp;
     ring = syscall(SYS_io_uring_setup, depth, &parameters);
   }
   if (ring < 0) {
@@ -219,8 +209,7 @@ std::unique_ptr<Queue> make_uring_queue(int depth, int& error) {
     error = ENOSYS;
     return nullptr;
   }
-  const int room = std::min(depth, static_cast<int>(parameters.submission_entries));
-  auto queue = std::make_unique<UringQueue>(static_cast<int>(ring), parameters, room);
+  auto queue = std::make_unique<UringQueue>(static_cast<int>(ring), parameters);
   error = queue->map();
   return error == 0 ? std::move(queue) : nullptr;
 }
