@@ -20,6 +20,8 @@
 
 #include <oneapi/ccl.hpp>
 
+#include "common/registry.h"
+
 namespace accel::oneccl {
 
 namespace {
@@ -99,50 +101,40 @@ class Communicator {
   bool is_closed_ = false;
 };
 
-// Never destroyed: threads may still work when the process ends.
-struct State {
+// The meeting places that this process has made. Never destroyed: threads may still work when the process ends.
+struct Places {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<ccl::kvs>> places;  // made by this process
-  std::map<std::int64_t, std::shared_ptr<Communicator>> communicators;
-  std::map<std::int64_t, Collective> collectives;
-  std::int64_t last = 0;
+  std::map<Address, std::shared_ptr<ccl::kvs>> by_address;
 };
 
-State& state() {
-  static auto* const only = new State;
-  static std::once_flag once;
-  std::call_once(once, [] {
+// The first call initializes oneCCL.
+Places& places() {
+  static auto* const only = [] {
     ccl::init();
     on_exit(end_unless_idle, nullptr);
-  });
+    return new Places;
+  }();
   return *only;
 }
 
-template <class Value>
-Value find(const std::map<std::int64_t, Value>& all, std::int64_t number, const char* what) {
-  const std::lock_guard<std::mutex> lock(state().mutex);
-  const auto found = all.find(number);
-  if (found == all.end()) {
+template <class Object>
+std::shared_ptr<Object> find(std::int64_t number, const char* what) {
+  auto found = Registry<Object>::instance().find(number);
+  if (found == nullptr) {
     throw std::invalid_argument(std::string("Unknown ") + what + " " + std::to_string(number) +
                                 ".\nIt was closed or has finished.");
   }
-  return found->second;
+  return found;
 }
 
 std::int64_t start(Communicator& communicator, Call call) {
-  State& all = state();
-  std::int64_t number = 0;
-  {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    number = ++all.last;
-    all.collectives.emplace(number, call.get_future());
-  }
+  const auto number = Registry<Collective>::instance().add(std::make_shared<Collective>(call.get_future()));
   communicator.add(std::move(call));
   return number;
 }
 
 std::int64_t start(std::int64_t communicator, std::function<ccl::event(const ccl::communicator&)> call) {
-  return start(*find(state().communicators, communicator, "communicator"),
+  return start(*find<Communicator>(communicator, "communicator"),
                Call([call = std::move(call)](std::optional<ccl::communicator>& native) {
                  if (!native) {
                    throw std::runtime_error("the ranks did not meet");
@@ -165,31 +157,26 @@ static_assert(static_cast<int>(Reduction::product) == static_cast<int>(ccl::redu
 static_assert(static_cast<int>(Reduction::min) == static_cast<int>(ccl::reduction::min));
 static_assert(static_cast<int>(Reduction::max) == static_cast<int>(ccl::reduction::max));
 
-std::string key_of(const Address& address) { return std::string(address.begin(), address.end()); }
-
 }  // namespace
 
 Address make_address() {
-  State& all = state();
+  Places& own = places();
   const auto place = ccl::create_main_kvs();
   const Address address = place->get_address();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  all.places.emplace(key_of(address), place);
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  own.by_address.emplace(address, place);
   return address;
 }
 
 Connecting connect(int size, int rank, const Address& address) {
-  State& all = state();
-  auto communicator = std::make_shared<Communicator>();
   std::shared_ptr<ccl::kvs> own;
-  std::int64_t number = 0;
   {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    const auto found = all.places.find(key_of(address));
-    own = found != all.places.end() ? found->second : nullptr;
-    number = ++all.last;
-    all.communicators.emplace(number, communicator);
+    const std::lock_guard<std::mutex> lock(places().mutex);
+    const auto found = places().by_address.find(address);
+    own = found != places().by_address.end() ? found->second : nullptr;
   }
+  auto communicator = std::make_shared<Communicator>();
+  const std::int64_t number = Registry<Communicator>::instance().add(communicator);
   const std::int64_t meeting = start(*communicator, Call([=](std::optional<ccl::communicator>& native) {
     const auto place = own != nullptr ? own : ccl::create_kvs(address);
     native.emplace(ccl::create_communicator(size, rank, place));
@@ -199,9 +186,8 @@ Connecting connect(int size, int rank, const Address& address) {
 }
 
 void disconnect(std::int64_t communicator) {
-  find(state().communicators, communicator, "communicator")->close();
-  const std::lock_guard<std::mutex> lock(state().mutex);
-  state().communicators.erase(communicator);
+  find<Communicator>(communicator, "communicator")->close();
+  Registry<Communicator>::instance().take(communicator);
 }
 
 std::int64_t start_all_reduce(std::int64_t communicator, const Buffer& buffer, Reduction reduction,
@@ -231,9 +217,9 @@ std::int64_t start_barrier(std::int64_t communicator) {
 
 bool wait(std::int64_t collective, std::int64_t timeout_ms) {
   constexpr int kYields = 200;  // a wake-up takes longer than a short collective
-  const Collective found = find(state().collectives, collective, "collective");
+  const auto found = find<Collective>(collective, "collective");
   const auto is_done = [&](std::chrono::milliseconds timeout) {
-    return found.wait_for(timeout) == std::future_status::ready;
+    return found->wait_for(timeout) == std::future_status::ready;
   };
   for (int tries = 0; tries < kYields && !is_done({}); ++tries) {
     std::this_thread::yield();
@@ -241,12 +227,9 @@ bool wait(std::int64_t collective, std::int64_t timeout_ms) {
   if (!is_done(std::chrono::milliseconds(timeout_ms))) {
     return false;
   }
-  {
-    const std::lock_guard<std::mutex> lock(state().mutex);
-    state().collectives.erase(collective);
-  }
+  Registry<Collective>::instance().take(collective);
   try {
-    found.get();
+    found->get();
   } catch (const std::exception& exception) {
     throw std::runtime_error(exception.what());
   }
