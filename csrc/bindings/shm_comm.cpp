@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -15,7 +14,6 @@
 
 #include "bindings/python_signals.h"
 #include "bindings/tensor_checks.h"
-#include "common/mutex.h"
 #include "common/registry.h"
 #include "kernels/comm/group.h"
 #include "torch_c/op_table.h"
@@ -112,15 +110,8 @@ std::string in_words(comm::Group& group, const comm::Failure& failure) {
   return "";
 }
 
-// Symmetric memory by the address of this rank's part, as long as a tensor uses it.
-struct SymmetricMemories {
-  accel::Mutex mutex;
-  std::map<std::int64_t, std::shared_ptr<const comm::Symmetric>> by_address;
-};
-SymmetricMemories& memories() {
-  static auto* const all = new SymmetricMemories;
-  return *all;
-}
+// Symmetric memory, as long as a tensor uses it.
+using Memories = accel::Registry<const comm::Symmetric>;
 
 // Groups -------------------------------------------------------------------------------------------------------------
 
@@ -157,35 +148,26 @@ void close_group(std::int64_t group) {
   Groups::instance().take(group);
 }
 
-// The address of this rank's part of symmetric memory, or -errno. `memory`: its number, the same on all ranks. The
-// descriptors stay the caller's.
-std::int64_t attach_symmetric(std::int64_t group, std::int64_t memory, std::int64_t size_bytes,
-                              std::vector<std::int64_t> descriptors) {
+// Returns a number for release_symmetric() and the address of this rank's part of symmetric memory; or -errno and 0.
+// `memory`: its number in the group, the same on all ranks. The descriptors stay the caller's.
+std::vector<std::int64_t> attach_symmetric(std::int64_t group, std::int64_t memory, std::int64_t size_bytes,
+                                           std::vector<std::int64_t> descriptors) {
   int error = 0;
   const auto attached = find(group)->add_symmetric(
       static_cast<std::uint64_t>(memory), std::vector<int>(descriptors.begin(), descriptors.end()), size_bytes, error);
   if (attached == nullptr) {
-    return -error;
+    return {-error, 0};
   }
-  const auto address = reinterpret_cast<std::int64_t>(attached->base(attached->rank));
-  const accel::Lock lock(memories().mutex);
-  memories().by_address.emplace(address, attached);
-  return address;
+  return {Memories::instance().add(attached), reinterpret_cast<std::int64_t>(attached->base(attached->rank))};
 }
 
-// Call it when no tensor uses the address any more. The group may be closed.
-void release_symmetric(std::int64_t group, std::int64_t address) {
-  std::shared_ptr<const comm::Symmetric> memory;  // unmapped after the lock, and after the group has dropped it
-  {
-    const accel::Lock lock(memories().mutex);
-    const auto found = memories().by_address.find(address);
-    if (found != memories().by_address.end()) {
-      memory = std::move(found->second);
-      memories().by_address.erase(found);
-    }
-  }
+// Call it when no tensor uses the memory any more. The group may be closed.
+void release_symmetric(std::int64_t group, std::int64_t attached) {
+  const auto memory = Memories::instance().take(attached);  // unmapped after the group has dropped it
   try {
-    find(group)->remove_symmetric(reinterpret_cast<const void*>(address));
+    if (memory != nullptr) {
+      find(group)->remove_symmetric(memory->base(memory->rank));
+    }
   } catch (const std::invalid_argument&) {
   }
 }
@@ -328,9 +310,9 @@ const accel::Ops ops = {
      ACCEL_BOX(&open_group)},
     {"set_timeout(int group, int timeout_ns) -> ()", ACCEL_BOX(&set_timeout)},
     {"close_group(int group) -> ()", ACCEL_BOX(&close_group)},
-    {"attach_symmetric(int group, int memory, int size_bytes, int[] descriptors) -> int",
+    {"attach_symmetric(int group, int memory, int size_bytes, int[] descriptors) -> int[]",
      ACCEL_BOX(&attach_symmetric)},
-    {"release_symmetric(int group, int address) -> ()", ACCEL_BOX(&release_symmetric)},
+    {"release_symmetric(int group, int attached) -> ()", ACCEL_BOX(&release_symmetric)},
     {"last_failure(int group) -> int[]", ACCEL_BOX(&last_failure)},
     {"barrier(int group) -> ()", ACCEL_BOX(&barrier)},
     {"agree(int group, str text) -> ()", ACCEL_BOX(&agree)},

@@ -26,14 +26,6 @@ std::vector<Mapping> Group::mapped(const std::vector<int>& descriptors, std::int
   return mappings;
 }
 
-std::vector<Control*> Group::controls_of(const std::vector<Mapping>& mappings) {
-  std::vector<Control*> controls;
-  for (const Mapping& mapping : mappings) {
-    controls.push_back(reinterpret_cast<Control*>(mapping.data()));
-  }
-  return controls;
-}
-
 std::vector<char*> Group::bytes_of(const std::vector<Mapping>& mappings) {
   std::vector<char*> bytes;
   for (const Mapping& mapping : mappings) {
@@ -47,7 +39,7 @@ Group::Group(const GroupSettings& settings, std::vector<int> descriptors, std::v
       descriptors_(std::move(descriptors)),
       is_here_(std::move(is_here)),
       mappings_(mapped(descriptors_, SlotLayout{settings.tuning.slot_bytes}.segment_bytes(), error)),
-      phases_(settings.rank, controls_of(mappings_), settings.patience, *this),
+      phases_(settings.rank, bytes_of(mappings_), settings.patience, *this),
       collectives_(phases_, bytes_of(mappings_), settings.tuning, settings.isa) {
   has_left_ = error != 0;
 }

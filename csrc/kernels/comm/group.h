@@ -75,7 +75,6 @@ class Group : private Surroundings {
   }
   bool is_ready();
   void note_failure();
-  static std::vector<Control*> controls_of(const std::vector<Mapping>& mappings);
   static std::vector<char*> bytes_of(const std::vector<Mapping>& mappings);
   static std::vector<Mapping> mapped(const std::vector<int>& descriptors, std::int64_t bytes, int& error);
 

@@ -13,7 +13,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include <sched.h>
@@ -90,13 +89,16 @@ struct Patience {
 
 class Phases {
  public:
-  // All borrowed; `controls` of all ranks, in their order.
-  Phases(int rank, std::vector<Control*> controls, Patience patience, Surroundings& surroundings)
+  // All borrowed; `segments` of all ranks, in their order, each of which begins with a Control.
+  Phases(int rank, const std::vector<char*>& segments, Patience patience, Surroundings& surroundings)
       : rank_(rank),
-        controls_(std::move(controls)),
         timeout_ns_(patience.timeout_ns),
         spin_ns_(patience.spin_ns),
-        surroundings_(surroundings) {}
+        surroundings_(surroundings) {
+    for (char* const segment : segments) {
+      controls_.push_back(reinterpret_cast<Control*>(segment));
+    }
+  }
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(controls_.size()); }
@@ -258,7 +260,7 @@ class Phases {
   }
 
   const int rank_;
-  const std::vector<Control*> controls_;
+  std::vector<Control*> controls_;
   std::atomic<std::int64_t> timeout_ns_;
   const std::int64_t spin_ns_;
   Surroundings& surroundings_;

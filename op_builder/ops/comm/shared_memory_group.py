@@ -198,20 +198,20 @@ class SharedMemoryGroup:
         self._symmetric_count += 1
         descriptors = shared_segments(self._ops, meeting, size_bytes)[1]
         try:
-            address = self._ops.attach_symmetric(self._number, memory, size_bytes, descriptors)
-            if address > 0:
+            attached, address = self._ops.attach_symmetric(self._number, memory, size_bytes, descriptors)
+            if attached > 0:
                 buffer = (ctypes.c_char * size_bytes).from_address(address)
-                finalizer = weakref.finalize(buffer, self._ops.release_symmetric, self._number, address)
+                finalizer = weakref.finalize(buffer, self._ops.release_symmetric, self._number, attached)
                 finalizer.atexit = False  # tensors that live until the process ends may be read until then
             # All ranks have it or none: one without it would run other collectives.
-            lacking = torch.tensor([self.size if address > 0 else self.rank], dtype=torch.int32, device="cpu")
+            lacking = torch.tensor([self.size if attached > 0 else self.rank], dtype=torch.int32, device="cpu")
             lacking_rank = int(self.all_reduce(lacking, "min"))
         finally:  # all ranks have opened this rank's descriptor
             for descriptor in descriptors:
                 os.close(descriptor)
         meeting.forget()
-        if address < 0:
-            raise space_error(size_bytes, -address)
+        if attached < 0:
+            raise space_error(size_bytes, -attached)
         if lacking_rank < self.size:
             raise SharedMemoryCommError(
                 f"Rank {lacking_rank} cannot map {size_bytes} bytes of symmetric memory of each rank.",

@@ -58,7 +58,7 @@ class Rank {
   Rank(const Team& team, int rank, const std::vector<char*>& segments, std::vector<char*> symmetric)
       : team_(team),
         rank_(rank),
-        phases_(rank, controls(segments), {60'000'000'000, team.spin_ns}, alone_),
+        phases_(rank, segments, {60'000'000'000, team.spin_ns}, alone_),
         all_(phases_, segments, team.tuning,
              accel::cpu::isa_supported(accel::cpu::Isa::avx2) ? accel::cpu::Isa::avx2 : accel::cpu::Isa::baseline) {
     symmetric_ = reinterpret_cast<std::int32_t*>(symmetric[rank]);
@@ -77,14 +77,6 @@ class Rank {
   }
 
  private:
-  static std::vector<Control*> controls(const std::vector<char*>& segments) {
-    std::vector<Control*> all;
-    for (char* segment : segments) {
-      all.push_back(reinterpret_cast<Control*>(segment));
-    }
-    return all;
-  }
-
   void fill(std::int32_t* data, std::int64_t count) const {
     for (std::int64_t i = 0; i < count; ++i) data[i] = value_of(rank_, round_, i);
   }
