@@ -11,41 +11,20 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import CommunicationError
+from op_builder.ops.comm.shared_memory_meeting import FACTS_FORMAT, read_facts
 from op_builder.system.host import boot_id
-from op_builder.system.records import RecordError, Schema, decode, encode, is_text
+from op_builder.system.records import Schema, encode, is_text
 
-_FORMAT = 2
 _SCHEMA: Schema = dict.fromkeys(("host", "reason"), is_text)
-_NEW_STORE = "Start all ranks again, on a new store."
 
 
-class MadeGroups:
-    """Counts the groups of one name that each rank has made on a store, including the new one.
+def own_part(store: Store, rank: int) -> PrefixStore:
+    """The part of ``store`` that belongs to the group that is being made.
 
     A default group that is destroyed and made again gets the same store and name, and would read what the old one left.
-    So each group has its own part of the store, ``store``, under its number, which is the same on all ranks as long as
-    all make the same groups.
+    So groups are numbered: the number is the same on all ranks as long as all make the same groups.
     """
-
-    def __init__(self, store: Store, rank: int) -> None:
-        self.rank = rank
-        self._whole = store
-        self._number = store.add(f"accel/made/{rank}", 1)
-        self.store = PrefixStore(f"accel/{self._number}", store)
-
-    def difference(self, rank: int) -> str:
-        """A sentence for errors if that rank has made another number of groups; empty if not, or if it made none."""
-        key = f"accel/made/{rank}"
-        try:
-            number = int(self._whole.get(key)) if self._whole.check([key]) else 0
-        except (RuntimeError, ValueError):  # the store may have ended, or contain another value
-            return ""
-        if number in (0, self._number):
-            return ""
-        return (
-            f" Rank {rank} has created {number} groups of this name on this store, this rank {self._number}. A rank "
-            "was probably restarted alone: restart all ranks with a new store."
-        )
+    return PrefixStore(f"accel/{store.add(f'accel/made/{rank}', 1)}", store)
 
 
 @dataclass(frozen=True)
@@ -117,19 +96,14 @@ def host_identity() -> str:
     return f"{os.uname().nodename} {os.uname().version}"
 
 
-def exchange(made: MadeGroups, size: int, mine: HostFacts) -> list[HostFacts]:
+def exchange(store: Store, rank: int, size: int, mine: HostFacts) -> list[HostFacts]:
     """The facts of all ranks, in order. Every rank calls this first.
 
     Raises:
-        CommunicationError: a rank published nothing within the store's timeout, or has created another group since.
+        CommunicationError: a rank published nothing within the store's timeout.
     """
-    made.store.set(_key(made.rank), encode(asdict(mine), _FORMAT))
-    facts = [mine if other == made.rank else _read(made, other) for other in range(size)]
-    for other in range(size):
-        # A rank that takes part has made as many groups; other facts are stale.
-        if other != made.rank and (difference := made.difference(other)):
-            raise CommunicationError(f"Rank {other} of the group has joined another group.{difference}", _NEW_STORE)
-    return facts
+    store.set(_key(rank), encode(asdict(mine), FACTS_FORMAT))
+    return [mine if other == rank else _read(store, other) for other in range(size)]
 
 
 def layout(rank: int, facts: Sequence[HostFacts]) -> Layout:
@@ -140,21 +114,17 @@ def layout(rank: int, facts: Sequence[HostFacts]) -> Layout:
     return Layout(rank, tuple(map(tuple, hosts.values())))
 
 
-def _read(made: MadeGroups, rank: int) -> HostFacts:
+def _read(store: Store, rank: int) -> HostFacts:
     try:
-        published = made.store.get(_key(rank))
+        return HostFacts(**read_facts(store, _key(rank), rank, _SCHEMA))
+    except CommunicationError:
+        raise
     except RuntimeError as error:
         raise CommunicationError(
-            f"Rank {rank} did not join the group: {str(error).splitlines()[0]}.{made.difference(rank)}",
-            "Read the end of that rank's output, or pass a longer timeout to init_process_group() or new_group().",
+            f"Rank {rank} did not join the group: {str(error).splitlines()[0]}.",
+            "Read the end of that rank's output, or pass a longer timeout to init_process_group() or new_group(). "
+            "If a rank was restarted, restart all of them on a new store.",
         ) from error
-    try:
-        return HostFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
-    except RecordError as error:
-        raise CommunicationError(
-            f"What rank {rank} published to the group cannot be read: {error}.",
-            "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
-        ) from None
 
 
 def _key(rank: int) -> str:

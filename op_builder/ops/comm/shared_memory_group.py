@@ -7,7 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from op_builder.load.open import named_error
 from op_builder.ops.arguments import checked_shape, untraced
 from op_builder.ops.comm.arguments import checked_rank, checked_timeout
 from op_builder.ops.comm.shared_memory_meeting import (
-    Meeting,
+    GroupPlace,
     MemoryFacts,
     process_in_proc,
     shared_segments,
@@ -41,20 +41,6 @@ _REMEDIES = {
     "Nothing was changed; the group is usable.",
     "busy": "Do not use the group in a signal handler.",
 }
-
-
-class GroupPlace(NamedTuple):
-    """The place of this process in a group, and how the ranks find each other: under ``key`` in a store."""
-
-    size: int
-    rank: int
-    name: str
-    store: Any
-    key: str
-    timeout_s: float
-
-    def meeting(self, name: str) -> Meeting:
-        return Meeting(self.store, f"{self.key}/{name}", self.size, self.rank, self.timeout_s)
 
 
 class SharedMemoryGroup:
@@ -87,7 +73,7 @@ class SharedMemoryGroup:
         except BaseException:
             self.close()
             raise
-        place.meeting("ranks").forget()
+        place.forget("ranks")
 
     def __repr__(self) -> str:
         name = f" {self._place.name!r}" if self._place.name else ""
@@ -194,9 +180,9 @@ class SharedMemoryGroup:
         # Fails before the ranks exchange anything if the group is broken.
         self._call("barrier", (), operation="empty_symmetric")
         memory = self._symmetric_count
-        meeting = self._place.meeting(f"symmetric_{memory}")
+        key = f"symmetric_{memory}"
         self._symmetric_count += 1
-        descriptors = shared_segments(self._ops, meeting, size_bytes)[1]
+        descriptors = shared_segments(self._ops, self._place, key, size_bytes)[1]
         try:
             attached, address = self._ops.attach_symmetric(self._number, memory, size_bytes, descriptors)
             if attached > 0:
@@ -209,7 +195,7 @@ class SharedMemoryGroup:
         finally:  # all ranks have opened this rank's descriptor
             for descriptor in descriptors:
                 os.close(descriptor)
-        meeting.forget()
+        self._place.forget(key)
         if attached < 0:
             raise space_error(size_bytes, -attached)
         if lacking_rank < self.size:
@@ -273,7 +259,7 @@ def _open(ops: Any, place: GroupPlace) -> int:
     """Create this rank's memory, get that of the others, and map all; returns the number of the native group."""
     isa = cpu_isa.chosen_isa()  # before there are descriptors to close
     size_bytes = ops.segment_bytes()
-    facts, descriptors = shared_segments(ops, place.meeting("ranks"), size_bytes, is_locked=True)
+    facts, descriptors = shared_segments(ops, place, "ranks", size_bytes, is_locked=True)
     try:
         spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
         process = process_in_proc()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from op_builder import env
-from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
+from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
 from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 from op_builder.system.host import boot_id
 from op_builder.system.listener import listen
@@ -36,7 +36,7 @@ from op_builder.system.records import (
 
 _LONGEST_PAUSE_S = 0.02
 _CHECKED_BYTES = 16 << 20  # from this size on, free memory is checked first
-_FORMAT = 2
+FACTS_FORMAT = 2  # of what ranks publish
 _SCHEMA: Schema = {
     "process": is_count,
     "descriptor": is_int32,
@@ -69,21 +69,21 @@ class MemoryFacts(NamedTuple):
     error: str = ""
 
 
-class Meeting:
-    """One exchange between all ranks of a group; ``key`` is the same on all, and was never used in this store."""
+class GroupPlace(NamedTuple):
+    """The place of this process in a group, and how the ranks find each other: under ``key`` in a store."""
 
-    def __init__(self, store: Store, key: str, size: int, rank: int, timeout_s: float) -> None:
-        self.store = store
-        self.key = key
-        self.size = size
-        self.rank = rank
-        self.timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+    size: int
+    rank: int
+    name: str
+    store: Any
+    key: str
+    timeout_s: float
 
-    def exchange(self, descriptor: int, error: str = "") -> tuple[list[MemoryFacts], list[int]]:
+    def exchange(self, what: str, descriptor: int, error: str = "") -> tuple[list[MemoryFacts], list[int]]:
         """Publish a descriptor of shared memory, and open those of the other ranks.
 
         Args:
+            what: the memory's name, the same on all ranks, and used once.
             descriptor: -1 if creating the memory failed, with ``error``: then all ranks raise. Otherwise keep it open
                 until all ranks have opened it.
 
@@ -95,8 +95,8 @@ class Meeting:
         inode = os.fstat(descriptor).st_ino if descriptor >= 0 else 0
         own = MemoryFacts(process_in_proc(), descriptor, inode, _host(), cpus, cpu_quota_cores(HostFiles()), error)
         try:
-            facts = [own] if self.size == 1 else self._exchange_facts(own)
-        except SharedMemoryCommError:
+            facts = [own] if self.size == 1 else self._exchange_facts(what, own)
+        except CommunicationError:
             raise
         except RuntimeError as error:  # as torch's stores fail
             raise store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
@@ -112,22 +112,23 @@ class Meeting:
             raise
         return facts, [opened.get(rank, descriptor) for rank in range(self.size)]
 
-    def forget(self) -> None:
+    def forget(self, what: str) -> None:
         """Remove this rank's facts from the store, after all ranks have read them."""
         if self.size == 1:
             return
         try:
-            self.store.delete_key(self._key_of(self.rank))
+            self.store.delete_key(self._key_of(what, self.rank))
         except (RuntimeError, NotImplementedError):
             return  # the server of the store may have ended, or the store cannot delete
 
-    def _key_of(self, rank: int) -> str:
-        return f"{self.key}/{rank}"
+    def _key_of(self, what: str, rank: int) -> str:
+        return f"{self.key}/{what}/{rank}"
 
-    def _exchange_facts(self, own: MemoryFacts) -> list[MemoryFacts]:
-        text = encode(own._asdict(), _FORMAT)
+    def _exchange_facts(self, what: str, own: MemoryFacts) -> list[MemoryFacts]:
+        deadline = time.monotonic() + self.timeout_s
+        text = encode(own._asdict(), FACTS_FORMAT)
         # If the key exists, two groups have one name, and would get each other's memory.
-        if self.store.compare_set(self._key_of(self.rank), "", text) != text.encode():
+        if self.store.compare_set(self._key_of(what, self.rank), "", text) != text.encode():
             raise SharedMemoryCommError(
                 f"The store already has a rank {self.rank} of group {self.key!r}.",
                 "Give groups of different ranks different names: new_group(..., name=...).",
@@ -135,37 +136,26 @@ class Meeting:
         facts: dict[int, MemoryFacts] = {self.rank: own}
         pause_s = 0.0005
         while missing := [rank for rank in range(self.size) if rank not in facts]:
-            ready = [rank for rank in missing if self.store.check([self._key_of(rank)])]
-            facts |= {rank: self._read(rank) for rank in ready}
+            ready = [rank for rank in missing if self.store.check([self._key_of(what, rank)])]
+            facts |= {
+                rank: MemoryFacts(**read_facts(self.store, self._key_of(what, rank), rank, _SCHEMA)) for rank in ready
+            }
             if len(ready) < len(missing):
-                self._require_time([rank for rank in missing if rank not in ready])
+                if time.monotonic() > deadline:
+                    raise self._late([rank for rank in missing if rank not in ready])
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return [facts[rank] for rank in range(self.size)]
 
-    def _read(self, rank: int) -> MemoryFacts:
-        published = self.store.get(self._key_of(rank))
-        try:
-            return MemoryFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
-        except RecordError as error:
-            raise SharedMemoryCommError(
-                f"What rank {rank} published to group {self.key!r} cannot be read: {error}.",
-                "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
-                rank=rank,
-                operation="new_group",
-            ) from None
-
-    def _require_time(self, missing: Sequence[int]) -> None:
-        if time.monotonic() > self._deadline:
-            who = ", ".join(map(str, missing))
-            raise SharedMemoryCommError(
-                f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to join group "
-                f"{self.key!r}.",
-                "Read that rank's output or log, or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
-                rank=missing[0],
-                operation="new_group",
-                waited_s=self.timeout_s,
-            )
+    def _late(self, missing: Sequence[int]) -> SharedMemoryCommError:
+        who = ", ".join(map(str, missing))
+        return SharedMemoryCommError(
+            f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to join group {self.key!r}.",
+            "Read that rank's output or log, or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
+            rank=missing[0],
+            operation="new_group",
+            waited_s=self.timeout_s,
+        )
 
     def _require_fit(self, facts: Sequence[MemoryFacts]) -> None:
         for rank, other in enumerate(facts):
@@ -203,13 +193,25 @@ class Meeting:
             ) from None
 
 
+def read_facts(store: Store, key: str, rank: int, schema: Schema) -> dict[str, Any]:
+    """What rank ``rank`` published under ``key``, which exists or for which the store waits."""
+    published = store.get(key)
+    try:
+        return decode(published.decode(errors="replace"), schema, FACTS_FORMAT)
+    except RecordError as error:
+        raise CommunicationError(
+            f"What rank {rank} published to the group cannot be read: {error}.",
+            "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
+        ) from None
+
+
 def process_in_proc() -> int:
     """The number of this process in ``/proc``, which may be mounted for another PID namespace."""
     return int(os.readlink("/proc/self"))
 
 
 def shared_segments(
-    ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
+    ops: Any, place: GroupPlace, what: str, size_bytes: int, *, is_locked: bool = False
 ) -> tuple[list[MemoryFacts], list[int]]:
     """Create a segment and exchange it; returns the facts of all ranks, and their descriptors, which the caller closes.
 
@@ -217,7 +219,7 @@ def shared_segments(
     """
     descriptor, failure = -1, None
     try:
-        descriptor = _segment(ops, size_bytes, meeting.size)
+        descriptor = _segment(ops, size_bytes, place.size)
         if is_locked:  # until this process ends: the others check it
             import fcntl
 
@@ -225,7 +227,7 @@ def shared_segments(
     except SharedMemorySpaceError as error:
         failure = error
     try:
-        return meeting.exchange(descriptor, failure.message if failure else "")
+        return place.exchange(what, descriptor, failure.message if failure else "")
     except BaseException as error:
         if descriptor >= 0:
             os.close(descriptor)

@@ -12,8 +12,8 @@ from op_builder import env
 from op_builder.errors import IncompatibleOpError, OpArgumentError
 from op_builder.ops.arguments import bounded_int, untraced
 from op_builder.ops.comm.arguments import checked_rank, checked_timeout
-from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
-from op_builder.ops.comm.shared_memory_meeting import default_store
+from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
+from op_builder.ops.comm.shared_memory_meeting import GroupPlace, default_store
 from op_builder.ops.declare import host_recipe, native_spec, system_check
 from op_builder.spec import OpFamily
 from op_builder.system.outcomes import CheckOutcome, checked

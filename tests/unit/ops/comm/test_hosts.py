@@ -10,7 +10,7 @@ import torch.distributed as dist
 from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops import distributed
 from op_builder.ops.comm.across import store_for_threads
-from op_builder.ops.comm.hosts import HostFacts, Layout, MadeGroups, exchange, host_identity, layout
+from op_builder.ops.comm.hosts import HostFacts, Layout, exchange, host_identity, layout
 from op_builder.ops.comm.shared_memory_group import usable_cores
 from op_builder.ops.comm.shared_memory_meeting import MemoryFacts
 
@@ -55,19 +55,11 @@ def test_the_layout_says_who_leads_and_who_is_where() -> None:
     assert layout(0, facts[1:3]).are_in_order
 
 
-def test_different_numbers_of_groups_are_in_the_error() -> None:
+def test_a_rank_that_does_not_come_is_named() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
-    mine = HostFacts("a", "")
-    with pytest.raises(CommunicationError, match="did not join") as caught:
-        exchange(MadeGroups(store, 0), 2, mine)
-    assert "has created" not in str(caught.value)
-    again, other = MadeGroups(store, 0), MadeGroups(store, 1)  # rank 0 tries again, rank 1 comes
-    with pytest.raises(CommunicationError, match=r"created 1 groups.* this rank 2"):
-        exchange(again, 2, mine)
-    with pytest.raises(CommunicationError, match=r"created 2 groups.* this rank 1"):
-        exchange(other, 2, mine)  # and does not use rank 0's first facts
-    assert exchange(MadeGroups(store, 1), 2, mine) == [mine, mine]  # as many as rank 0's
+    with pytest.raises(CommunicationError, match="Rank 1 did not join"):
+        exchange(store, 0, 2, HostFacts("a", ""))
 
 
 class PythonStore(dist.Store):
