@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 import threading
@@ -60,8 +59,7 @@ class LentTensors:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant for signal handlers
-        self._running: list[tuple[Work, Tensors]] = []
-        self._done: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []
 
     def lend(self, tensors: Tensors, start: Callable[[Tensors], Work]) -> Work:
         """Start a collective on new tensor objects of the same memory, to which only we and gloo have references."""
@@ -69,55 +67,26 @@ class LentTensors:
         lent = [tensor.detach() if is_plain(tensor) else tensor for tensor in tensors]
         work = start(lent)
         with self._lock:
-            self._prune()
-            self._running.append((work, lent))
+            self._tensors = [*self._used(), *lent]
         return work
-
-    def has_ended(self, work: Work) -> bool:
-        """As the function, and note that it has: not every work says that it is completed."""
-        try:
-            if not has_ended(work):
-                return False
-        except RuntimeError:
-            self._end(work)
-            raise
-        self._end(work)
-        return True
 
     def are_back_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything and drops all tensors before ``deadline`` (``time.monotonic()``)."""
-        self._wait_until(deadline)
         while self.are_used():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_PAUSE_S)
         return True
 
-    def _wait_until(self, deadline: float) -> None:
-        # A function of its own: its variables refer to works, which keep their tensors.
-        for work, _ in list(self._running):
-            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
-            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
-                work.wait(timedelta(seconds=left_s))
-
     def are_used(self) -> bool:
         """Whether gloo still works on a tensor or keeps one."""
         with self._lock:
-            self._prune()
-            return bool(self._running or self._done)
+            self._tensors = self._used()
+            return bool(self._tensors)
 
-    def _end(self, work: Work) -> None:
-        with self._lock:
-            for _, tensors in (call for call in self._running if call[0] is work):
-                self._done += tensors
-            self._running = [call for call in self._running if call[0] is not work]
-
-    def _prune(self) -> None:
-        for _, tensors in (call for call in self._running if call[0].is_completed()):
-            self._done += tensors
-        self._running = [call for call in self._running if not call[0].is_completed()]
-        # Python's references count as one.
-        self._done = [tensor for tensor in self._done if tensor._use_count() > 1]  # type: ignore[attr-defined]
+    def _used(self) -> list[torch.Tensor]:
+        # A running collective refers to its tensors. Python's references count as one.
+        return [tensor for tensor in self._tensors if tensor._use_count() > 1]  # type: ignore[attr-defined]
 
 
 _kept: list[tuple[Callable[[], bool], object]] = []
@@ -179,7 +148,7 @@ class GlooCollectives:
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)
         work = self._lent.lend(copies, lambda lent: start(*replace_tensors(arguments, iter(lent)), **keywords))
-        while not self._lent.has_ended(work):
+        while not has_ended(work):
             if self._is_closed:
                 raise CommunicationError("The group was destroyed during a collective.", "Create a new group.")
         outputs = flat_tensors(arguments[:1])
