@@ -24,7 +24,7 @@ _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX,
 # How long to wait for the note after a failure: ranks notice the death of one on their host within half a second.
 NOTE_PATIENCE_S = 1.0
 _PAUSE_S = 0.05
-_CALL_BYTES = 512  # of a call's description
+_CALL_BYTES = 512  # descriptions of calls are shorter
 
 
 def store_for_threads(store: Store) -> Store:
@@ -141,13 +141,11 @@ def compare_calls(across: Across, layout: Layout, text: str) -> None:
         return
     calls = []
     for host in range(len(layout.hosts)):
-        # A longer text is cut off.
         encoded = text.encode()[:_CALL_BYTES].ljust(_CALL_BYTES) if host == layout.host else bytes(_CALL_BYTES)
         message = torch.tensor(list(encoded), dtype=torch.uint8, device="cpu")
         across.broadcast(message, host)
         calls.append(bytes(message.tolist()).decode(errors="replace").rstrip())
-    others = [host for host in range(len(calls)) if host != layout.host]
-    other = next((host for host in others if calls[host] != calls[layout.host]), others[0])
+    other = next(host for host, call in enumerate(calls) if call != text)
     raise CommunicationError(
         f"Rank {layout.rank} called {text}, rank {layout.hosts[other][0]} called {calls[other]}.",
         "Call the same collectives in the same order on all ranks of a group. Create a new group for the ranks.",
