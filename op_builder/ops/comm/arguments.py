@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import bounded_int, bytes_of, is_overlapping, require_memory
+from op_builder.ops.arguments import bounded_int, is_overlapping, require_memory
 
 Tensors = Sequence[torch.Tensor]
 
@@ -147,7 +147,7 @@ def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
     """Copy ``result`` into ``tensor``, unless they are the same memory.
 
     Raises:
-        OpArgumentError: elements of ``tensor`` share memory, as in an expanded tensor, and their results differ.
+        OpArgumentError: elements of ``tensor`` share memory, as in an expanded tensor.
     """
     if result is tensor or not is_plain(tensor):
         return
@@ -155,16 +155,12 @@ def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
     if target.data_ptr() == result.data_ptr() and target.is_contiguous():
         return
     require_memory("The output", target)
-    unexpanded, values = target, result.view(target.shape)
-    for dimension, stride in enumerate(target.stride()):
-        if stride == 0 and target.shape[dimension] > 1:  # copy_() refuses these
-            unexpanded, values = unexpanded.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
-    unexpanded.copy_(values)
-    if is_overlapping(target) and not torch.equal(bytes_of(dense(target)), bytes_of(result)):
+    if is_overlapping(target):
         raise OpArgumentError(
-            "Elements of the output share memory, as those of an expanded tensor do, and their results differ.",
+            "Elements of the output share memory, as those of an expanded tensor do.",
             "Pass a tensor whose elements do not share memory, for example x.clone().",
         )
+    target.copy_(result.view(target.shape))
 
 
 def fill(tensor: torch.Tensor, collective: Callable[[torch.Tensor], object]) -> None:
