@@ -44,7 +44,8 @@ class BlockQuantizeModule:
             Codes and scales on x's device. Codes are one int8 for each element, or one uint8 for two, the first
             in the low half and each as a two's complement; scales one float32 for each block.
         """
-        bits, block_size = _bits(bits), _block_size(block_size)
+        # The op refuses 5 to 7 bits and an odd size.
+        bits, block_size = bounded_int("bits", bits, 4, 8, "Pass 8 or 4."), _block_size(block_size)
         require_plain("x", x)
         numel = x.numel()
         dtype, length = (torch.int8, numel) if bits == 8 else (torch.uint8, (numel + 1) // 2)
@@ -86,19 +87,8 @@ class BlockQuantizeModule:
         return x
 
 
-def _bits(bits: int) -> int:
-    number = bounded_int("bits", bits, 4, 8, "Pass 8 or 4.")
-    if number not in (4, 8):
-        raise OpArgumentError(f"bits is {bits!r}; 8 or 4 is required.", "Pass 8 or 4.")
-    return number
-
-
 def _block_size(block_size: int) -> int:
-    remedy = "Pass an even number, for example 256."
-    number = bounded_int("block_size", block_size, 2, _LARGEST_BLOCK, remedy)
-    if number % 2:
-        raise OpArgumentError(f"block_size is {block_size!r}; an even number is required.", remedy)
-    return number
+    return bounded_int("block_size", block_size, 2, _LARGEST_BLOCK, "Pass an even number, for example 256.")
 
 
 OP = OpFamily(
