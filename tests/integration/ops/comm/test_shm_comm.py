@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,44 +20,28 @@ from tests.support.foreign_package import output_of
 from tests.support.launching import free_port
 from tests.support.shm_cases import run_case, values_of_case
 
-DTYPES = ("float32", "bfloat16", "float16", "int32")
 # Nothing, one, around a vector, the last that all read whole, the first that is shared out, one and several chunks.
 COUNTS = (0, 1, 63, 257, 1024, 1025, 2049, 5003, 131_073, 262_147)
 # Sums of 64 and 128 products of numbers around 1 in another order: some 1e-6 each time, and two layers of it.
 TOLERANCE = 2e-5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_collective_has_the_same_bits_on_all_ranks_on_any_memory_and_in_every_run(dtype: str) -> None:
-    results = [
-        *values_of_case(cases.every_collective, 3, dtype=dtype, counts=COUNTS),
-        *values_of_case(cases.every_collective, 3, dtype=dtype, counts=COUNTS, symmetric=True),
-    ]
-    assert results == results[:1] * 6
-
-
-@pytest.mark.parametrize("size", [1, 8])
-def test_fewer_and_more_ranks_than_cores(size: int) -> None:
-    results = values_of_case(cases.every_collective, size, dtype="bfloat16", counts=(0, 1, 1000, 70_001))
-    assert results == results[:1] * size
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "size", "mib", "symmetric"),
-    [("float32", 2, 32, False), ("bfloat16", 2, 32, True), ("int32", 8, 5, False)],
+    ("size", "dtype", "counts", "options"),
+    [
+        *((3, dtype, COUNTS, {"symmetric": symmetric}) for dtype in cases.DTYPES for symmetric in (False, True)),
+        *((size, "bfloat16", (0, 1, 1000, 70_001), {}) for size in (1, 8)),  # fewer and more ranks than cores
+        *((2, dtype, (1, 257, 5003), {"isa": isa}) for dtype in cases.DTYPES for isa in supported_isas()[:-1]),
+        pytest.param(2, "float32", (4 << 20 | 3,), {}, marks=pytest.mark.slow),
+        pytest.param(2, "bfloat16", (4 << 20 | 3,), {"symmetric": True}, marks=pytest.mark.slow),
+        pytest.param(8, "int32", (160 << 10 | 3,), {}, marks=pytest.mark.slow),
+    ],
 )
-def test_every_collective_of_large_tensors(dtype: str, size: int, mib: int, symmetric: bool) -> None:
-    count = (mib << 20) // (4 * size) + 3
-    results = values_of_case(cases.every_collective, size, dtype=dtype, counts=(count,), symmetric=symmetric)
-    assert results == results[:1] * size
-
-
-@pytest.mark.parametrize("isa", supported_isas()[:-1])
-def test_instruction_sets_give_the_same_bits(isa: str) -> None:
-    for dtype in DTYPES:
-        best = values_of_case(cases.every_collective, 2, dtype=dtype, counts=(1, 257, 5003))
-        assert values_of_case(cases.every_collective, 2, dtype=dtype, counts=(1, 257, 5003), isa=isa) == best
+def test_every_collective_gives_the_promised_bits(
+    size: int, dtype: str, counts: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """Those of a reduction in the order of the ranks: on all ranks, in every run, for every instruction set."""
+    values_of_case(cases.every_collective, size, dtype=dtype, counts=counts, **options)
 
 
 def test_inference_all_reduce() -> None:
