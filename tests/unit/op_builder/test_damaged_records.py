@@ -24,8 +24,7 @@ from op_builder.commands.cache import main
 from op_builder.errors import CommunicationError, DamagedTensorError
 from op_builder.load import prebuilt
 from op_builder.load.prebuilt import read_index
-from op_builder.ops.comm import hosts
-from op_builder.ops.comm.shared_memory_meeting import Meeting
+from op_builder.ops.comm.shared_memory_meeting import GroupPlace
 from op_builder.ops.io.safetensors_format import METADATA, encoded
 from op_builder.ops.io.tensor_store import TensorStore
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, encoded_header
@@ -177,33 +176,22 @@ def index_of_a_wheel(directory: Path) -> Record:
 def meeting(_: Path) -> Record:
     store, numbers = HashStore(), count()
     with pytest.raises(CommunicationError, match="waited"):
-        Meeting(store, "first", 2, 0, 0.01).exchange(-1, "")
+        GroupPlace(2, 0, "", store, "first", 0.01).exchange("ranks", -1)
 
     def read(content: bytes) -> object:
         name = str(next(numbers))
-        store.set(f"{name}/1", content.decode("latin-1"))
-        return Meeting(store, name, 2, 0, 5).exchange(-1, "")
+        store.set(f"{name}/ranks/1", content.decode("latin-1"))
+        return GroupPlace(2, 0, "", store, name, 5).exchange("ranks", -1)
 
-    return store.get("first/0").decode(), read, CommunicationError
-
-
-def group(_: Path) -> Record:
-    made, mine = hosts.MadeGroups(HashStore(), 0), hosts.HostFacts("host", "")
-    hosts.exchange(made, 1, mine)
-
-    def read(content: bytes) -> object:
-        made.store.set("accel/1", content.decode("latin-1"))
-        return hosts.exchange(made, 2, mine)
-
-    return made.store.get("accel/0").decode(), read, CommunicationError
+    return store.get("first/ranks/0").decode(), read, CommunicationError
 
 
-@pytest.mark.parametrize("record", [index_of_a_wheel, meeting, group])
+@pytest.mark.parametrize("record", [index_of_a_wheel, meeting])
 def test_a_damaged_record_is_one_error(tmp_path: Path, record: Callable[[Path], Record]) -> None:
     text, read, error = record(tmp_path)
     assert accepted(damaged(text.encode(), COUNT, 3), read, error) == []
     invalid = accepted(map(str.encode, sealed(text, 4)), read, error)
-    if record is meeting:  # whose every member is checked; the others have free texts
+    if record is meeting:  # whose every member is checked; the other has free texts
         assert invalid == []
 
 
