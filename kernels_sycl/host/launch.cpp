@@ -86,8 +86,7 @@ Device facts_of(const ::sycl::device& device) {
           device.has(::sycl::aspect::fp64),
           std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
           device.get_info<info::max_compute_units>(),
-          device.get_info<info::max_work_group_size>(),
-          device.get_info<info::max_parameter_size>()};
+          device.get_info<info::max_work_group_size>()};
 }
 
 unsigned lacking(const Device& device, unsigned needs) {
@@ -373,15 +372,6 @@ void Stream::enqueue(const Kernel& kernel, Range range, const KernelArgument* ar
     fail("Kernel " + std::string(kernel.name()) + " takes " + std::to_string(ready.arguments) +
              " arguments and was given " + std::to_string(count) + ".",
          "Pass launch() one argument for each parameter of the kernel.");
-  }
-  std::size_t bytes = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    bytes += arguments[i].bytes;
-  }
-  if (bytes > device().max_argument_bytes) {
-    fail("Kernel " + std::string(kernel.name()) + " got " + std::to_string(bytes) + " bytes of arguments; " +
-             device().name + " takes " + std::to_string(device().max_argument_bytes) + '.',
-         "Pass large arguments by pointer.");
   }
   if (range.groups == 0) {
     return;

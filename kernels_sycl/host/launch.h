@@ -51,7 +51,6 @@ struct Device {
   bool has_sub_groups_16;
   std::uint32_t compute_units;
   std::size_t max_group_size;
-  std::size_t max_argument_bytes;  // of all arguments of one launch together
 };
 
 struct Range {
@@ -100,8 +99,7 @@ Stream queue_stream(void* sycl_queue);
 
 // Starts `kernel` with arguments that must be of exactly its parameters' types (std::int64_t is no int): pointers,
 // numbers, trivially copyable structs. Throws std::runtime_error if the kernel cannot be compiled (with the compiler's
-// message), the device lacks a feature that it needs, the number of arguments is wrong or their size is too large for
-// the device.
+// message), the device lacks a feature that it needs, or the number of arguments is wrong.
 template <class... Arguments>
 void launch(Stream& stream, const Kernel& kernel, Range range, const Arguments&... arguments) {
   static_assert((std::is_trivially_copyable_v<Arguments> && ...), "a kernel's arguments are copied as bytes");

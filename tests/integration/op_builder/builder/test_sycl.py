@@ -268,21 +268,6 @@ def test_a_device_without_a_type_or_a_sub_group_size_runs_only_the_other_kernels
     assert re.search(r"rms_norm<float, float, false> works by sub-groups of 16 work-items, which .* does", done.stdout)
 
 
-NO_ARGUMENTS = """
-#include <cstddef>
-std::size_t max_parameter_size(const void*)
-    asm("_ZNK4sycl3_V16device13get_info_implINS0_4info6device18max_parameter_sizeEEENS0_6detail11ABINeutralTINS6_"
-        "19is_device_info_descIT_E11return_typeEE4typeEv");
-std::size_t max_parameter_size(const void*) { return 12; }
-"""
-
-
-def test_more_arguments_than_the_device_takes_are_an_error(place: Path, tmp_path: Path) -> None:
-    library = shared_library(tmp_path / "libnone.so", NO_ARGUMENTS)
-    done = run_with_op(place, "op.scale_(torch.ones(3), 2.0)", LD_PRELOAD=str(library))
-    assert re.search(r"Kernel tests::scale<float> got 20 bytes of arguments; .* takes 12\.", done.stderr), done
-
-
 def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
 
