@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import select
@@ -195,7 +194,8 @@ class Relay:
                 _write_all(self._target, rest)
 
 
-_pipes: dict[int, threading.Lock] = {}
+# One for all pipes: to the kernel, a process that holds one pipe and waits for another may look like a deadlock.
+_write_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -203,32 +203,16 @@ def _alone_in_pipe(descriptor: int) -> Iterator[None]:
     """Keep other ranks and threads from writing to a pipe, which may split lines of more than ``PIPE_BUF`` bytes."""
     import fcntl  # Windows has none
 
-    status = os.fstat(descriptor)
-    if not stat.S_ISFIFO(status.st_mode):
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         yield
         return
-    with _pipes.setdefault(status.st_ino, threading.Lock()):  # a record lock is the whole process's
-        is_locked = _lock_record(descriptor)
+    with _write_lock:  # a record lock is the whole process's
+        with contextlib.suppress(OSError):  # a system without such locks for pipes
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            if is_locked:
-                fcntl.lockf(descriptor, fcntl.LOCK_UN)
-
-
-def _lock_record(descriptor: int) -> bool:
-    """Lock it against other processes; False if the system has no such locks for it."""
-    import fcntl
-
-    while True:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
-            return True
-        except OSError as error:
-            # The kernel believes in a deadlock when a process holds one pipe and waits for another, in two threads.
-            if error.errno != errno.EDEADLK:
-                return False
-        time.sleep(0.001)
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,30 +97,3 @@ def test_a_failure_is_removed_from_the_output(pipe: Pipe) -> None:
     pipe.write(line[100:] + "after\n")
     pipe.wait_for("before\nunfinishedafter\n")
     assert pipe.failures == [FAILURE]
-
-
-@pytest.mark.parametrize("is_same", [False, True], ids=["two_pipes", "one_pipe"])
-def test_processes_with_two_relays_lose_and_mix_no_line(is_same: bool) -> None:
-    """With two pipes the kernel's deadlock detection gives false alarms."""
-    ends = [os.pipe() for _ in range(1 if is_same else 2)]
-    writers = [writer for _, writer in ends]
-    targets = [str(writer) for writer in (writers * 2)[:2]]
-    command = [sys.executable, "-m", "tests.support.two_relays"]
-    ranks = [subprocess.Popen([*command, name, *targets], pass_fds=writers) for name in ("a", "b")]
-    for writer in writers:
-        os.close(writer)
-    texts = dict.fromkeys(reader for reader, _ in ends)
-
-    def read(reader: int) -> None:
-        with open(reader, encoding="ascii") as file:
-            texts[reader] = file.read()
-
-    threads = [threading.Thread(target=read, args=(reader,)) for reader in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [rank.wait() for rank in ranks] == [0, 0]
-    sent = sorted(f"{name}{number} {'x' * 9000}" for name in "ab" for number in range(300))
-    for text in texts.values():
-        assert sorted(text.splitlines()) == (sorted(sent * 2) if is_same else sent)
