@@ -1,6 +1,4 @@
-"""The conformance suite on the CPU and on broken accelerators, and the command that runs it."""
-
-# ruff: noqa: ARG002 - broken accelerators take the arguments of the methods they stand for
+"""The conformance suite on the CPU, and the command that runs it."""
 
 from __future__ import annotations
 
@@ -31,22 +29,6 @@ def test_the_cpu_conforms_and_every_member_is_checked_and_the_generators_are_res
     assert with_outcome("failed", outcomes) == {}
     assert {name for name in vars(DeepSpeedAccelerator) if not name.startswith("_")} <= recording.asked
     assert torch.equal(torch.get_rng_state(), state)
-
-
-class Broken(CPU_Accelerator):
-    def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
-        raise SystemExit("the driver gave up")
-
-    def lazy_call(self, callback: Any) -> Any:
-        return None
-
-
-def test_faults_and_exceptions_fail_their_tests() -> None:
-    set_accelerator(Broken())
-    failed = with_outcome("failed", run_suite())
-    assert set(failed) == {"test_lazy_call_runs_once", "test_statistics_are_a_dict"}
-    assert "assert 0 == 1" in failed["test_lazy_call_runs_once"]
-    assert "the driver gave up" in failed["test_statistics_are_a_dict"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.cpp_extension import BuildExtension
 
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AccelError, EventNotRecordedError
@@ -19,25 +18,6 @@ from tests.support.machines import Machine, WriteFiles, numa_tree
 @pytest.fixture
 def cpu() -> CPU_Accelerator:
     return CPU_Accelerator()
-
-
-def test_cpu_properties(cpu: CPU_Accelerator) -> None:
-    for name in ("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "is_available"):
-        assert getattr(cpu, name)() is True
-    for name in ("is_current_stream_capturing", "is_triton_supported", "is_fp8_supported", "prefer_triton_grouped_mm"):
-        assert getattr(cpu, name)() is False
-    assert cpu.handles_memory_backpressure() is True
-    assert cpu.get_device_properties() is cpu.device_capability() is None
-    assert cpu.amp() is torch.cpu.amp
-    assert cpu.lazy_call(lambda: "called") == "called"
-    assert cpu.export_envs() == []
-    assert cpu.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
-    cpu.set_device(7)  # indices are ignored
-    cpu.synchronize(5)
-    assert cpu.device_name() == cpu.device_name(3) == cpu.current_device_name() == "cpu"
-    assert cpu.device(3) == torch.device("cpu")
-    assert cpu.op_builder_dir() == "op_builder.cpu"
-    assert cpu.build_extension() is BuildExtension
 
 
 @pytest.mark.parametrize(("local_size", "count"), [(None, 2), ("", 2), (" 4 ", 4), ("1", 1), ("0", 2), ("-3", 2)])

@@ -25,27 +25,15 @@ UUIDS = ["GPU-aaaa1111-0", "GPU-bbbb2222-1", "GPU-bbbb3333-2"]
 FREE = [10, 20, 30]
 
 
-def test_cuda_declares_its_properties(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = CUDA_Accelerator()
-    assert accelerator.communication_backend_name() == "nccl"
-    assert accelerator.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
-    assert accelerator.export_envs() == ["NCCL"]
-    assert accelerator.op_builder_dir() == "op_builder.cuda"
-    assert accelerator.supports_nvtx_domain is True
-    assert accelerator.use_host_timers() is False
-    assert accelerator.device_name(2) == "cuda:2"
-    assert (accelerator.Stream, accelerator.Event) == (torch.cuda.Stream, torch.cuda.Event)
+def test_on_windows_ranks_communicate_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
     assert CUDA_Accelerator().communication_backend_name() == "gloo"
 
 
-def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machine) -> None:
+def test_without_a_device_nothing_starts(machine: Machine) -> None:
     accelerator = CUDA_Accelerator()
-    for name in ("is_available", "is_fp8_supported", "is_triton_supported"):
-        assert getattr(accelerator, name)() is False
     assert accelerator.device_count() == 0
     assert accelerator.device_capability() is None
-    assert accelerator.supported_dtypes() == [torch.float32]
     assert accelerator.create_op_builder("CPUAdamBuilder").name == "cpu_adam"
     if not torch.backends.cuda.is_built():  # or torch's functions answer
         accelerator.range_push("step")

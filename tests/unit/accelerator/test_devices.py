@@ -26,28 +26,41 @@ class Row(NamedTuple):
     communication: str | None
     visible: str
     exported: str
-    compile_backend: str
     dtypes: list[torch.dtype]
-    triton: bool = False
+    true: str  # the predicates that are, of those below
+    builders: str = "op_builder.host"
+    compile_backend: str = "inductor"
 
+
+PREDICATES = (
+    "is_available is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure "
+    "is_triton_supported is_fp8_supported is_fp64_supported prefer_triton_grouped_mm is_current_stream_capturing"
+)
+USUAL = "is_available is_fp64_supported"
+ORDERED = "resolves_data_dependency handles_memory_backpressure"
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
-HPU_VISIBLE = "HABANA_VISIBLE_MODULES CUDA_VISIBLE_DEVICES"
 ALL = [FP32, FP16, BF16]
+OF_CPU = ALL if torch.ops.mkldnn._is_mkldnn_fp16_supported() else [FP32, BF16]
+HPU_VISIBLE = "HABANA_VISIBLE_MODULES CUDA_VISIBLE_DEVICES"
+ALWAYS = f"{USUAL} {ORDERED} is_synchronized_device use_host_timers"
 TABLE = [
-    Row("xpu", "xccl", "ZE_AFFINITY_MASK", "", "inductor", ALL),
-    Row("npu", "hccl", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND HCCL LD_LIBRARY PATH", "inductor", ALL),
-    Row("mps", None, "CUDA_VISIBLE_DEVICES", "", "inductor", [FP32]),
-    Row("hpu", "hccl", HPU_VISIBLE, "", "hpu_backend", ALL),
-    Row("mlu", "cncl", "MLU_VISIBLE_DEVICES", "NEUWARE_HOME CNCL LD_LIBRARY PATH", "inductor", ALL, triton=True),
-    Row("supa", "bccl", "SUPA_VISIBLE_DEVICES", "BCCL BIREN SUPA LD_LIBRARY PATH", "inductor", ALL, triton=True),
+    Row("cpu", "gloo", "CUDA_VISIBLE_DEVICES", "", OF_CPU, ALWAYS, "op_builder.cpu"),
+    # On a machine without one.
+    Row("cuda", "nccl", "CUDA_VISIBLE_DEVICES", "NCCL", [FP32], "is_fp64_supported", "op_builder.cuda"),
+    Row("xpu", "xccl", "ZE_AFFINITY_MASK", "", ALL, USUAL, "op_builder.xpu"),
+    Row("npu", "hccl", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND HCCL LD_LIBRARY PATH", ALL, USUAL),
+    Row("mps", None, "CUDA_VISIBLE_DEVICES", "", [FP32], "is_available use_host_timers"),
+    Row("hpu", "hccl", HPU_VISIBLE, "", ALL, f"{USUAL} {ORDERED}", compile_backend="hpu_backend"),
+    Row("mlu", "cncl", "MLU_VISIBLE_DEVICES", "NEUWARE_HOME CNCL LD_LIBRARY PATH", ALL, f"{USUAL} is_triton_supported"),
+    Row("supa", "bccl", "SUPA_VISIBLE_DEVICES", "BCCL BIREN SUPA LD_LIBRARY PATH", ALL, f"{USUAL} is_triton_supported"),
     # The fake torch.sdaa does not answer for bfloat16.
-    Row("sdaa", "tccl", "SDAA_VISIBLE_DEVICES", "NCCL LD_LIBRARY PATH", "inductor", [FP32, FP16]),
+    Row("sdaa", "tccl", "SDAA_VISIBLE_DEVICES", "NCCL LD_LIBRARY PATH", [FP32, FP16], USUAL),
 ]
 
 
 def install(machine: Machine, name: str) -> Any:
-    machine.install("native_xpu" if name == "xpu" else name)
+    machine.install({"xpu": "native_xpu", "cpu": "", "cuda": ""}.get(name, name))
     return device_class(name)()
 
 
@@ -62,18 +75,16 @@ def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
     assert accelerator.visible_devices_envs() == row.visible.split()
     assert accelerator.export_envs() == row.exported.split()
     assert accelerator.get_compile_backend() == row.compile_backend
-    assert accelerator.op_builder_dir() == ("op_builder.xpu" if row.name == "xpu" else "op_builder.host")
+    assert accelerator.op_builder_dir() == row.builders
+    assert accelerator.build_extension() is BuildExtension
     assert accelerator.supported_dtypes() == row.dtypes
-    assert accelerator.is_triton_supported() is row.triton
+    assert {name for name in PREDICATES.split() if getattr(accelerator, name)()} == set(row.true.split())
+    assert accelerator.supports_nvtx_domain is (row.name == "cuda")
     assert accelerator.device_name() == row.name
-    assert accelerator.device_name(1) == ("hpu" if row.name == "hpu" else f"{row.name}:1")
-    assert accelerator.supports_nvtx_domain is accelerator.is_synchronized_device() is False
-    assert accelerator.is_fp64_supported() is (row.name != "mps")
+    assert accelerator.device_name(1) == (row.name if row.name in ("cpu", "hpu") else f"{row.name}:1")
     assert accelerator.pin_memory_alignment() == (4096 if row.name == "npu" else 1)
-    assert accelerator.register_host_memory(4096, 4096) is accelerator.unregister_host_memory(4096) is False
-    assert accelerator.use_host_timers() is (row.name == "mps")
-    assert accelerator.resolves_data_dependency() is (row.name == "hpu")
-    assert accelerator.handles_memory_backpressure() is (row.name == "hpu")
+    if row.name != "cuda":
+        assert accelerator.register_host_memory(4096, 4096) is accelerator.unregister_host_memory(4096) is False
 
     child: dict[str, str] = {"HOME": "/home/a"}
     before = env.child_environment()
@@ -87,7 +98,7 @@ def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
     for copied in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
         assert type(copied.accelerator) is device_class(row.name)
         assert copied.accelerator.get_compile_backend() == "eager"
-        assert copied.accelerator.device_count() == 1
+        assert copied.accelerator.device_count() == accelerator.device_count()
 
 
 def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
@@ -133,7 +144,6 @@ def test_xpu_uses_oneccl_and_the_build_command_of_ipex_if_they_are_installed(mac
     accelerator = install(machine, "xpu")
     torch.xpu.current_stream = lambda index: ("stream", index)  # type: ignore[assignment] # the fake's
     assert accelerator.default_stream(1) == ("stream", 1), "it has one stream"
-    assert accelerator.build_extension() is BuildExtension
     machine.package("oneccl_bindings_for_pytorch")
     machine.ipex()
     machine.package("intel_extension_for_pytorch.xpu")
@@ -198,7 +208,7 @@ def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, direct
 
 @pytest.mark.parametrize("name", ["cpu", "mps"])
 def test_a_device_that_ignores_indices_refuses_what_names_no_device(machine: Machine, name: str) -> None:
-    accelerator = device_class("cpu")() if name == "cpu" else install(machine, "mps")
+    accelerator = install(machine, name)
     for member, declared in vars(DeepSpeedAccelerator).items():
         if "device_index" in getattr(getattr(declared, "__code__", None), "co_varnames", ()):
             state = {"new_state": torch.get_rng_state()} if member == "set_rng_state" else {}
