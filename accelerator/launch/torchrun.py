@@ -314,15 +314,12 @@ def meeting_error(job: Job, error: Exception) -> LaunchError:
     if isinstance(error, LaunchError):
         return error
     reason = str(error).partition("\n")[0]
-    port, here = job.master_port or DEFAULT_PORT, socket.gethostname()
+    port = job.master_port or DEFAULT_PORT
     if "EADDRINUSE" in reason or "already in use" in reason.lower():
-        message = f"Port {port} of {here}, needed for rank 0, is in use."
+        message = f"Port {port} of {socket.gethostname()}, needed for rank 0, is in use."
         remedy = "Use another --master_port, the same on all hosts, or end the process that uses it ('ss -ltnp')."
-    elif job.num_nodes == 1:
-        message = f"The ranks of {here} cannot connect: {reason}"
-        remedy = "Check that the host can connect to itself (127.0.0.1)."
     else:
-        message = f"The {job.num_nodes} hosts did not connect to {job.master_addr} port {port}: {reason}"
+        message = f"{counted(job.num_nodes, 'host')} did not connect to {_address(job)} port {port}: {reason}"
         remedy = (
             "Check that --master_addr is the host with rank 0, that no firewall blocks --master_port, "
             f"and that all hosts start within {_MEETING_TIMEOUT_S} seconds."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -110,13 +109,9 @@ def test_hosts_and_slots_are_limited_by_number() -> None:
         limit(HOSTS, None, 2)
 
 
-def test_errors_of_one_host_do_not_mention_several() -> None:
-    one = str(meeting_error(Job(("x",), ()), TimeoutError("too late")))
-    assert "hosts did not connect" not in one
-    assert f"{socket.gethostname()} cannot connect: too late" in one
+def test_hosts_that_do_not_meet_are_reported() -> None:
     job = Job(("x",), (), num_nodes=2, master_addr="a", master_port=4000)
-    many = str(meeting_error(job, TimeoutError("too late")))
-    assert "The 2 hosts did not connect to a port 4000: too late" in many
+    assert "2 hosts did not connect to a port 4000: too late" in str(meeting_error(job, TimeoutError("too late")))
 
 
 def test_an_address_that_cannot_be_resolved_is_reported() -> None:
