@@ -27,7 +27,6 @@ SKIPPED = {
     "sdaa": FLOAT8,
     "hpu": {*FLOAT8, *ONE_DEVICE, "test_cache_empties"},
     "xpu": FLOAT8,
-    "xpu.native": FLOAT8,
     "mps": {
         *(*FLOAT8, *ONE_DEVICE, "test_stream_context_switches"),
         *("test_peak_remembers_what_was_freed", "test_resets_lower_the_peaks"),

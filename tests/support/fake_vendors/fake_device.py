@@ -10,7 +10,6 @@ add what differs by vendor.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +27,7 @@ MOST_DEVICES = 2
 
 SELECTED = {
     "xpu": "not test_pinned_memory",  # this torch is built without the device's hooks for page-locked memory
-    "xpu.native": "not test_pinned_memory and not honoured",  # only this process has the fake device module
-    "mps": "not test_pinned_memory and not honoured",
+    "mps": "not test_pinned_memory and not honoured",  # only this process has the fake device module
 }
 """The tests that apply to a fake, as pytest's option ``-k``."""
 
@@ -191,13 +189,6 @@ def install_xpu() -> None:
     module.init()
     del module.default_stream  # torch.xpu has none
     vars(torch.xpu).update({key: value for key, value in vars(module).items() if not key.startswith("__")})
-
-
-def install_xpu_without_ipex() -> None:
-    """A torch built with XPU, without IPEX."""
-    install_xpu()
-    torch.version.xpu = "20250302"
-    sys.modules["intel_extension_for_pytorch"] = None  # type: ignore[assignment]
 
 
 def install_mps() -> None:

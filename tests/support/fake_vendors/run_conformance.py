@@ -1,7 +1,5 @@
 """``run_conformance.py NAME ...``: the conformance suite on fake devices; ``npu.mutated`` breaks each test's subject.
 
-``xpu`` comes with IPEX; ``xpu.native`` is a torch built with XPU on a machine without IPEX.
-
 Prints a line of JSON for each: the name, and {test: [outcome, message]}.
 """
 
@@ -31,8 +29,6 @@ class Mutator:
 def outcomes(name: str) -> dict[str, tuple[str, str]]:
     if name == "mps":
         fake_device.install_mps()  # no package to import brings it
-    if name == "xpu.native":
-        fake_device.install_xpu_without_ipex()
     plugins = [Mutator()] if name == "npu.mutated" else []
     selected = fake_device.SELECTED.get(name, "")
     return run_suite("--accelerator", name.partition(".")[0], "-k", selected, plugins=plugins)

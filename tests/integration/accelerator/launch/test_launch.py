@@ -205,7 +205,6 @@ def test_the_first_failing_rank_is_reported_and_the_others_end_after_the_grace_p
     assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
     assert f") on {os.uname().nodename} ended with exit status 7" in done.stderr
     assert "accel-launch: rank 0" not in done.stderr
-    assert "torch/distributed" not in done.stderr, "torch reports the same"
     assert "  | last words of the rank" in done.stderr
 
 
@@ -222,14 +221,12 @@ def test_no_process_outlives_a_killed_launcher(options: list[str], tmp_path: Pat
 
 @pytest.mark.parametrize("order", ["SIGTERM\n", ""], ids=["signal", "driver gone"])
 def test_a_pending_signal_of_the_driver_ends_the_launch(order: str, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
     host = '{"name":"localhost","slots":1,"chosen":[0]}'
     job = f'--host_job={{"hosts":[{host}],"has_driver":true,"launch":"{uuid.uuid4().hex}"}}'
     done = subprocess.run(
         command(job, "--no_python", "--", sys.executable, WAIT, "stubborn"),
         cwd=tmp_path,
-        env=environment(TMPDIR=str(temporary)),
+        env=environment(),
         input=order,
         capture_output=True,
         text=True,
@@ -238,7 +235,6 @@ def test_a_pending_signal_of_the_driver_ends_the_launch(order: str, tmp_path: Pa
     assert done.returncode == 143, done.stderr
     assert "Traceback" not in done.stderr
     assert "accel-launch: SIGTERM: " in done.stderr
-    assert not list(temporary.glob("accel-launch-*"))
 
 
 def test_launchers_and_ranks_do_not_import_modules_of_the_current_directory(tmp_path: Path) -> None:
