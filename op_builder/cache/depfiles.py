@@ -59,10 +59,8 @@ def read_headers(
     texts = {name: _spliced(text) for name, text in _own_texts(plan, read, roots)}
     orders = [[_without_dots(directory) for directory in directories] for directories in searched]
     flags = list(flags)
-    # Also in -Wp,-DNAME=TEXT.
-    macros = [os.fsencode(f"#define {word.replace('=', ' ', 1)}\n") for word in flags if "=" in word]
-    texts[_MACROS] = b"".join(macros)
-    unclear = indirect_flags(flags) + ([] if all(orders) else ["a compiler that lists no include directories"])
+    unclear = indirect_flags(flags) + [word for word in flags if "__has_include" in word]
+    unclear += [] if all(orders) else ["a compiler that lists no include directories"]
     for name, text in texts.items():
         match = _HIDDEN.search(_NO_LOOKUP.sub(rb"\1 ", text))
         match = match or (_ASSEMBLED.search(text) if assembled is None else None)
@@ -138,14 +136,11 @@ _LOOKUP = re.compile(
 # What reads a file that no depfile lists: a C++ text, and where the assembler writes no depfile, its directives.
 _HIDDEN = re.compile(
     rb"^[ \t]*(?:#|%:)[ \t]*embed\b|\b__has_embed\b|\b__has_include(?:_next)?[ \t]*\([ \t]*\w+"
-    # Under another name, or passed to a macro.
-    rb"|^[ \t]*(?:#|%:)[ \t]*(?:if|elif|define)\b.*\b__has_include(?:_next)?\b(?![ \t]*\(|\")",
+    # In a macro, or passed to one.
+    rb"|^[ \t]*(?:#|%:)[ \t]*(?:define\b.*\b__has_include|(?:if|elif)\b.*\b__has_include(?:_next)?\b(?![ \t]*\())",
     re.MULTILINE,
 )
 _NO_LOOKUP = re.compile(rb"\b(define(?:d[ \t]*\(?)?)[ \t]*__has_\w+")
-# A macro whose use looks for a file: next to the file that uses it, if the name is in quotes.
-_ASKING_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*define\b.*\b__has_include.*", re.MULTILINE)
-_MACROS = "-D"
 # #include of a macro's value.
 _BY_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*include(?:_next)?[ \t]+\w", re.MULTILINE)
 # What looks like a comment in a string or in the name of a header is none.
@@ -195,17 +190,14 @@ def _lookups(texts: dict[str, bytes], orders: list[list[str]]) -> tuple[set[str]
     found: set[str] = set()
     empty: list[str] = []
     every = set(chain.from_iterable(orders))
-    users = [[directory] for directory in {os.path.dirname(file) for file in texts if os.path.isabs(file)}] or [[]]
-    macros = b"\n".join(line for text in texts.values() for line in _ASKING_MACRO.findall(text))
-    for file, text in {**texts, _MACROS: macros}.items():
+    for file, text in texts.items():
         directory_of_file = [os.path.dirname(file)] if os.path.isabs(file) else []
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
             own = directory_of_file if quoted else []
             places = (os.path.join(directory, f"{name}.gch") for directory in every.union(own))
             found.update(os.path.normpath(place) for place in places if directive and os.path.exists(place))
-            starts = users if quoted and file == _MACROS else [own]
-            for directories in [own] if directive else [[*start, *order] for start in starts for order in orders]:
+            for directories in [own] if directive else [[*own, *order] for order in orders]:
                 for directory in directories:
                     place = os.path.normpath(os.path.join(directory, name))
                     if not os.path.isfile(place):
