@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,15 +135,28 @@ class Roots(NamedTuple):
 
     @staticmethod
     def of(plan: BuildPlan) -> "Roots":
+        named: dict[str, list[Path]] = {"-iquote": [], "-I": [], "-isystem": [], "-idirafter": []}
         flags = (*plan.cxx_flags, *plan.nvcc_flags, *(flag for source in plan.sources for flag in source.flags))
-        before, after = _searched(flags)
-        found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
+        for flag, value, _ in grouped_flags(flags):
+            if flag in named and os.path.isabs(value):
+                named[flag].append(Path(value))
+        before = dict.fromkeys((*named["-iquote"], *named["-I"]))
+        after = dict.fromkeys((*named["-isystem"], *named["-idirafter"]))
+        sources = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
+        installed = {library.name: library.include_dir for library in plan.libraries}
+        if plan.binding is Binding.STABLE:
+            installed["torch"] = torch_install().include_dir
+        if plan.sycl is not None:
+            from op_builder.toolchains.sycl_runtime import find_runtime
+
+            if (runtime := find_runtime()) is not None:
+                installed["sycl"] = runtime.include_dir
+        found = [(f"before{i}", path) for i, path in enumerate(before)]
         found += [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
-        found += [(f"after{i}", Path(path)) for i, path in enumerate(after)]
-        found += [(f"{INSTALLED}{name}", path) for name, path in _installed(plan)]
+        found += [(f"after{i}", path) for i, path in enumerate(after)]
+        found += [(f"{INSTALLED}{name}", path) for name, path in installed.items()]
         found.append(("native", paths.native_root()))
-        directories = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
-        found += [(f"source{i}", path) for i, path in enumerate(directories)]
+        found += [(f"source{i}", path) for i, path in enumerate(sources)]
         resolved = {name: os.path.realpath(path) for name, path in found}
         return Roots(resolved, {str(path): resolved[name] for name, path in found if str(path) != resolved[name]})
 
@@ -187,18 +200,6 @@ class Roots(NamedTuple):
         return self.locate(root, path)
 
 
-def _installed(plan: BuildPlan) -> Iterator[tuple[str, Path]]:
-    """The include directories of installed packages, which each environment has elsewhere, by the packages' names."""
-    if plan.binding is Binding.STABLE:
-        yield "torch", torch_install().include_dir
-    if plan.sycl is not None:
-        from op_builder.toolchains.sycl_runtime import find_runtime
-
-        if (runtime := find_runtime()) is not None:
-            yield "sycl", runtime.include_dir
-    yield from ((library.name, library.include_dir) for library in plan.libraries)
-
-
 @cache
 def _own_prefix() -> str:
     return os.path.realpath(sys.prefix)
@@ -217,16 +218,6 @@ def _shared_directories() -> frozenset[str]:
             shared.add(place)
             place = os.path.dirname(place)
     return frozenset(shared)
-
-
-def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The include directories that flags name: those searched before the op's own, and after."""
-    places: dict[str, list[str]] = {"-iquote": [], "-I": [], "-isystem": [], "-idirafter": []}
-    for flag, value, _ in grouped_flags(flags):
-        if flag in places and os.path.isabs(value):
-            places[flag].append(value)
-    before, after = (*places["-iquote"], *places["-I"]), (*places["-isystem"], *places["-idirafter"])
-    return list(dict.fromkeys(before)), list(dict.fromkeys(after))
 
 
 class PlanKey(NamedTuple):
