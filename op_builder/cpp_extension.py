@@ -16,8 +16,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,6 @@ def load(
         SourceNotFoundError: a source does not exist or is a directory.
         CompileError, IncompatibleOpError, LoadError, CacheError, ToolchainError: as ``OpBuilder.load()``.
     """
-    _check_switches("load", verbose=verbose, with_cuda=with_cuda, is_python_module=is_python_module)
     _refuse("load", extra_sycl_cflags=extra_sycl_cflags, with_sycl=with_sycl, is_standalone=is_standalone)
     files = [_source(file) for file in _paths("load", "sources", sources)]
     if not files:
@@ -133,14 +131,6 @@ def load_inline(
 
     All other arguments, the result and the errors are those of :func:`load`.
     """
-    _check_switches(
-        "load_inline",
-        verbose=verbose,
-        with_cuda=with_cuda,
-        is_python_module=is_python_module,
-        with_pytorch_error_handling=with_pytorch_error_handling,
-        no_implicit_headers=no_implicit_headers,
-    )
     _refuse("load_inline", sycl_sources=sycl_sources, extra_sycl_cflags=extra_sycl_cflags, with_sycl=with_sycl)
     texts = inline_texts(
         _module_name("load_inline", name),
@@ -205,42 +195,26 @@ def _load(
         nvcc_flags=tuple(words["extra_cuda_cflags"]),
         link_flags=tuple(words["extra_ldflags"]),
     )
-    directory = None if build_directory is None else _made_directory(function, build_directory)
     entry, loaded = load_entry(recipe_spec(recipe), Cache(), log_steps(recipe.op, verbose), WITHOUT_PREBUILT)
     assert entry is not None  # it is compiled
-    if directory is not None:
-        name = entry.artifact.name
-        # Replaced atomically: another process may have the older file open.
-        with _copying_to(directory), tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory) as staging:
-            os.replace(shutil.copyfile(entry.artifact, Path(staging, name)), directory / name)
+    if build_directory is not None:
+        _copy(entry.artifact, build_directory)
     # Not the copy: opening a second file would register the ops twice.
     return loaded if is_python_module else str(entry.artifact)
 
 
-def _made_directory(function: str, build_directory: object) -> Path:
-    if not isinstance(build_directory, str | os.PathLike) or "\0" in str(build_directory):
-        raise ArgumentError(f"{function}: build_directory is {build_directory!r}, which is not a path.", "Pass a path.")
-    with _copying_to(build_directory):
+def _copy(library: Path, build_directory: str | os.PathLike[str]) -> None:
+    try:
         directory = Path(build_directory).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
-@contextmanager
-def _copying_to(build_directory: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
+        # Replaced atomically: another process may have the older file open.
+        with tempfile.TemporaryDirectory(prefix=f".{library.name}.", dir=directory) as staging:
+            os.replace(shutil.copyfile(library, Path(staging, library.name)), directory / library.name)
     except OSError as error:
         raise AccelError(
             f"The library cannot be copied to build_directory {str(build_directory)!r}: {error.strerror}.",
             "Pass a directory that you can write, or leave build_directory out: the cache holds the library.",
         ) from error
-
-
-def _check_switches(function: str, **switches: object) -> None:
-    for argument, value in switches.items():
-        if not isinstance(value, int | None):
-            raise ArgumentError(f"{function}: {argument} is {value!r}.", "Pass True or False.")
 
 
 def _refuse(function: str, **arguments: object) -> None:
