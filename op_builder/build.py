@@ -30,7 +30,7 @@ from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, resolve
 from op_builder.paths import PREBUILT_DIRECTORY
 from op_builder.plan import Binding
-from op_builder.prebuild.batch import OpProgress, OpResult, build_all
+from op_builder.prebuild.batch import Batch, OpProgress, OpResult
 from op_builder.prebuild.request import HOST_PACKAGE, variable_of
 from op_builder.recipe import Recipe
 from op_builder.spec import OpSpec
@@ -100,15 +100,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         return _precompile(specs, is_all=options.all)
     names = [spec.name for spec in specs]
     with _display(names) as report:
-        results = build_all(
-            specs,
-            Cache(),
-            required=[] if options.all else names,
-            force=options.force,
-            progress=report,
-            with_kernels=True,
-            namespace=options.namespace,
-        )
+        required = [] if options.all else names
+        batch = Batch(Cache(), required, options.force, report, with_kernels=True, namespace=options.namespace)
+        results = batch.build_all(specs)
     failed = any(result.status == "failed" for result in results)
     if options.json:
         print(json.dumps({"ok": not failed, "ops": [asdict(result) for result in results]}, indent=2))

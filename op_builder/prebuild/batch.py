@@ -41,20 +41,11 @@ class OpResult:
     path: str = ""
 
 
-def build_all(
-    specs: Sequence[OpSpec],
-    cache: Cache,
-    *,
-    required: Container[str],
-    force: bool,
-    progress: OpProgress,
-    with_kernels: bool = False,
-    target: Target | None = None,
-    namespace: str | None = None,
-) -> list[OpResult]:
-    """Build the ops into the cache in parallel; a failure of one does not affect the others.
+@dataclass(frozen=True)
+class Batch:
+    """Builds into the cache that run in parallel.
 
-    Args:
+    Attributes:
         required: names of the ops that fail if they are incompatible with this machine; other ops are skipped.
         force: compile ops that are in the cache, too.
         progress: called at every step, from several threads.
@@ -62,33 +53,30 @@ def build_all(
         target: the platform to build for; None for this machine.
         namespace: torch namespace in which the library registers its ops when it is opened.
     """
-    batch = _Batch(cache, required, force, progress, with_kernels, target, namespace)
-    for spec in specs:
-        progress(spec.name, 0, 0, "checking")
-    try:
-        jobs = allowed_jobs([])  # checks compile small programs
-    except AccelError:
-        jobs = 1  # a variable cannot be parsed, and each op's checks report it
-    prepared = batch.run_parallel(batch.prepare, specs, jobs)
-    lookups = [found for found in prepared if isinstance(found, Lookup)]
-    needs = [job_bytes(each.planned.plan) for each in lookups]
-    total = allowed_jobs(needs) if needs else 1
-    built = iter(batch.run_parallel(functools.partial(batch.build, budget=JobBudget(total)), lookups, total))
-    return [found if isinstance(found, OpResult) else next(built) for found in prepared]
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Builds that run in parallel."""
 
     cache: Cache
     required: Container[str]
     force: bool
     progress: OpProgress
-    with_kernels: bool
-    target: Target | None
-    namespace: str | None
+    with_kernels: bool = False
+    target: Target | None = None
+    namespace: str | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
+
+    def build_all(self, specs: Sequence[OpSpec]) -> list[OpResult]:
+        """Build the ops; a failure of one does not affect the others."""
+        for spec in specs:
+            self.progress(spec.name, 0, 0, "checking")
+        try:
+            jobs = allowed_jobs([])  # checks compile small programs
+        except AccelError:
+            jobs = 1  # a variable cannot be parsed, and each op's checks report it
+        prepared = self.run_parallel(self.prepare, specs, jobs)
+        lookups = [found for found in prepared if isinstance(found, Lookup)]
+        needs = [job_bytes(each.planned.plan) for each in lookups]
+        total = allowed_jobs(needs) if needs else 1
+        built = iter(self.run_parallel(functools.partial(self.build, budget=JobBudget(total)), lookups, total))
+        return [found if isinstance(found, OpResult) else next(built) for found in prepared]
 
     def run_parallel(self, task: Callable[[T], U], items: Sequence[T], jobs: int) -> list[U]:
         """The task's result for each item, in order."""

@@ -31,7 +31,7 @@ from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.messages import grouped
 from op_builder.paths import outermost_package
 from op_builder.plan import Binding
-from op_builder.prebuild.batch import OpProgress, OpResult, build_all
+from op_builder.prebuild.batch import Batch, OpProgress, OpResult
 from op_builder.prebuild.request import HOST_PACKAGE, BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.spec import OpSpec
@@ -84,7 +84,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     with _writable_cache():
         required = {spec.name for spec in chosen if request.requires(spec)}
         progress = _log_progress(len(chosen))
-        results = build_all(chosen, Cache(), required=required, force=False, progress=progress, target=target)
+        results = Batch(Cache(), required, force=False, progress=progress, target=target).build_all(chosen)
         _raise_failures(chosen, results)
         left_out.update({result.op: result.message for result in results if result.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}

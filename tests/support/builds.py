@@ -11,7 +11,7 @@ from op_builder.engine.build import BuildOptions, build
 from op_builder.load.decision import Decision, decide
 from op_builder.load.lookup import Lookup
 from op_builder.load.resolve import BUILD, CACHED, PREBUILT, Candidate, resolve
-from op_builder.prebuild.batch import OpResult, build_all
+from op_builder.prebuild.batch import Batch, OpResult
 from op_builder.report.collect import OpRow, explain, op_row
 from op_builder.spec import OpSpec
 from op_builder.system.outcomes import unavailable
@@ -72,4 +72,4 @@ def explained(builder: OpBuilder) -> dict[str, Any]:
 def built_by_command(builders: Sequence[OpBuilder], required: Sequence[str] = (), **options: Any) -> list[OpResult]:
     """The results of ``python -m op_builder.build`` for builders that share a cache."""
     arguments = {"force": False, "progress": lambda *_: None, **options}
-    return build_all([each.spec() for each in builders], builders[0].cache, required=required, **arguments)
+    return Batch(builders[0].cache, required, **arguments).build_all([each.spec() for each in builders])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.build import OpResult, main
+from op_builder.build import Batch, OpResult, main
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
 from op_builder.spec import OpSpec
@@ -176,11 +176,11 @@ def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
 def test_the_ops_are_those_of_the_named_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[str, str]] = []
 
-    def build_none(specs: list[OpSpec], _cache: Cache, **_options: object) -> list[OpResult]:
+    def build_none(_batch: Batch, specs: list[OpSpec]) -> list[OpResult]:
         found.extend((spec.builder, spec.device) for spec in specs)
         return []
 
-    monkeypatch.setattr("op_builder.build.build_all", build_none)
+    monkeypatch.setattr("op_builder.build.Batch.build_all", build_none)
     with env.scope(ACCEL_ACCELERATOR="xpu", DS_ACCELERATOR=None):
         assert main(["fused_adam"]) == 0
         assert found == [("FusedAdamBuilder", "xpu")]
