@@ -87,7 +87,7 @@ def note_start(event: str, arguments: tuple[Any, ...], frame: FrameType) -> None
         file, words = _COMMANDS[event](arguments)
     except (TypeError, ValueError):  # the call itself will fail, or starts an open file
         return
-    if not _can_start(file):  # os.execvp() tries each directory of PATH
+    if not os.access(file, os.X_OK):  # os.execvp() tries each directory of PATH
         return
     from op_builder.compiles.compilers import compiles, is_compiler
 
@@ -104,19 +104,6 @@ def note_start(event: str, arguments: tuple[Any, ...], frame: FrameType) -> None
             f"  Started by {asker.program or asker.library}.",
             ledger.REFUSED_REMEDY,
         )
-
-
-def _can_start(file: str) -> bool:
-    """Whether the system can execute a file: no directory, no text without an interpreter that exists."""
-    if not os.access(file, os.X_OK):
-        return False
-    try:
-        with open(file, "rb") as opened:
-            start = opened.read(256)
-    except OSError:  # it may be executed and not read
-        return not os.path.isdir(file)
-    interpreter = start[2:].split(b"\n")[0].split()[:1] if start.startswith(b"#!") else []
-    return any(os.access(each, os.X_OK) for each in interpreter) or b"\0" in start
 
 
 def _popen(arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
