@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-import torch
 
 from examples import train_characters
 from examples.characters import comparison
@@ -39,21 +36,9 @@ def test_a_short_demo_says_where_the_op_came_from_and_that_the_runs_agree(
     assert "What the model writes:" in output
 
 
-def test_runs_that_differ_by_more_than_rounding_fail(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def with_another_rate(parameters: object, **options: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, **{**options, "lr": 1.5 * options["lr"]})
-
-    contest = train_characters.CONTESTS["cpu"]
-    contest = dataclasses.replace(contest, makers={**contest.makers, "CPUAdam": with_another_rate})
-    monkeypatch.setitem(train_characters.CONTESTS, "cpu", contest)
-    assert train_characters.main(["--steps", "6"]) == 1
-    assert "DO NOT AGREE" in capsys.readouterr().out
-
-
-def test_a_loss_that_is_not_a_number_agrees_with_nothing() -> None:
+def test_losses_that_differ_or_are_no_numbers_do_not_agree() -> None:
     nan = float("nan")
     assert comparison.compare([1.0, 2.0], [1.0, 2.0], (1.0, 1.0)).ok
+    assert not comparison.compare([1.0, 2.0], [1.0, 2.1], (1.0, 1.0)).ok
     assert not comparison.compare([1.0, nan], [1.0, nan], (1.0, 1.0)).ok
     assert not comparison.compare([1.0, 2.0], [1.0, 2.0], (nan, 1.0)).ok

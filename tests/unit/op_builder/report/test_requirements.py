@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _ctypes
 import io
 import zipfile
 import zlib
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from packaging.tags import parse_tag
 
-from op_builder.cache.manifest import MANIFEST
 from op_builder.report.extension_file import ExtensionFile, UnreadableFileError, read_file, tag_requirement
 from op_builder.report.known_symbols import LIBRARIES, KnownSymbols, known_symbols
 from op_builder.report.requirements import Binary, Machine, Requirement, requirements_of
@@ -249,13 +247,6 @@ def test_a_file_that_is_no_extension_gets_one_clear_line(
         read_file(tmp_path / name)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
-
-
-def test_another_programs_manifest_is_ignored(tmp_path: Path) -> None:
-    wheel = tmp_path / "x-1-py3-none-any.whl"
-    library = Path(_ctypes.__file__).read_bytes()
-    wheel.write_bytes(archive({"x/x.so": library, f"x/{MANIFEST}": b"[" * 100_000}))
-    assert [binary.name for binary in read_file(wheel).binaries] == ["x/x.so"]
 
 
 def test_the_shipped_lists_know_symbols_that_came_and_went() -> None:
