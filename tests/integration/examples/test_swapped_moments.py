@@ -24,6 +24,21 @@ def test_a_short_demo_finds_both_runs_the_same_and_leaves_nothing(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_difference_of_one_bit_is_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = swapped_moments.SwappedAdam.stored_moments
+
+    def with_one_bit(self: swapped_moments.SwappedAdam) -> object:
+        found = honest(self)
+        next(iter(found.values()))["exp_avg"].view(-1).view(torch.uint8)[0] ^= 1
+        return found
+
+    monkeypatch.setattr(swapped_moments.SwappedAdam, "stored_moments", with_one_bit)
+    assert swapped_moments.main(["--steps", "1", "--width", "64", "--directory", str(tmp_path)]) == 1
+    assert "DIFFER in: moments." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("backward_updates", [True, False])
 def test_the_backward_pass_updates_the_chunks_or_step_does(tmp_path: Path, backward_updates: bool) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(9, 9) for _ in range(5)))

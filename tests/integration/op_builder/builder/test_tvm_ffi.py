@@ -73,6 +73,15 @@ def test_the_exported_functions_of_a_source(add_one: AddOneBuilder, tvm_ffi: Any
     assert str(Path(tvm_ffi.__file__).parent).encode() not in entry.artifact.read_bytes()
 
 
+def test_an_edited_source_loads_next_to_the_old_one(add_one: AddOneBuilder, tvm_ffi: Any) -> None:  # noqa: ARG001
+    before = add_one.load()
+    (add_one.directory / "small.cpp").write_text(SOURCE.replace("+ 1", "+ 2"))
+    out = torch.empty(1)
+    for module, value in ((add_one.load(), 2), (before, 1)):
+        module.add_one(torch.zeros(1), out)
+        assert out.item() == value
+
+
 def test_the_example_in_the_documentation(tvm_ffi: Any) -> None:  # noqa: ARG001
     page = (ROOT / "docs" / "extending.md").read_text()
     (code,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Binding.TVM_FFI" in text)
