@@ -45,7 +45,7 @@ class CUDAOpBuilder(OpBuilder):
         return ccs
 
     def cuda_archs(self) -> list[str]:
-        return [] if names_archs(self.nvcc_args()) else self._target_archs()
+        return [] if names_archs(self.nvcc_args()) else self._target_archs(None)
 
     def compute_capability_args(self, cross_compile_archs: str | None = None) -> list[str]:
         """``-gencode`` flags for the target architectures; also sets ``enable_bf16``.
@@ -53,10 +53,7 @@ class CUDAOpBuilder(OpBuilder):
         Args:
             cross_compile_archs: a list as in ``TORCH_CUDA_ARCH_LIST``, which it overrides.
         """
-        facts = planned_facts.get()
-        if cross_compile_archs and (facts is None or facts.cuda_archs is None):
-            return gencode_flags(self._filtered(parse_arch_list(cross_compile_archs)))
-        return gencode_flags(self._target_archs())
+        return gencode_flags(self._target_archs(cross_compile_archs))
 
     def cuda_capability_major(self) -> int | None:
         """Major compute capability of the first device; None before this process uses CUDA, as for DeepSpeed."""
@@ -68,15 +65,14 @@ class CUDAOpBuilder(OpBuilder):
     def load_checks(self) -> list[CheckOutcome]:
         return [checked("CUDA device", checks.torch_cuda_check)]
 
-    def _target_archs(self) -> list[str]:
-        archs = planned_archs(self.name, self.filter_ccs, planned_facts.get() or PlanFacts(self.cache.memo))
+    def _target_archs(self, named: str | None) -> list[str]:
+        facts = planned_facts.get() or PlanFacts(self.cache.memo)
+        if named and facts.cuda_archs is None:
+            archs = _filtered_archs(self.name, self.filter_ccs, parse_arch_list(named))
+        else:
+            archs = planned_archs(self.name, self.filter_ccs, facts)
         self.enable_bf16 = all_have_bf16(archs, ())
         return archs
-
-    def _filtered(self, archs: list[str]) -> list[str]:
-        kept = _filtered_archs(self.name, self.filter_ccs, archs)
-        self.enable_bf16 = all_have_bf16(kept, ())
-        return kept
 
 
 def names_archs(nvcc_flags: Iterable[str]) -> bool:

@@ -54,6 +54,3 @@ class SYCLOpBuilder(OpBuilder):
 
     def load_checks(self) -> list[CheckOutcome]:
         return load_checks(self.toolchain, self.cache.memo, has_kernel_texts=bool(self.kernel_sources()))
-
-    def sycl_extension(self) -> None:
-        """Does nothing: ``builder()`` returns torch's or IPEX's extension with the same plan."""

@@ -26,7 +26,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         metavar="OP",
         help="show the plan, commands and checks of this op: cpu_adam, CPUAdamBuilder or package.module:Builder",
     )
-    parser.add_argument("--op", action="append", default=[], metavar="OP", help="the same as OP")
     parser.add_argument("--json", action="store_true", help="print JSON: one object, or one per OP; sizes are bytes")
     options = parser.parse_args(arguments)
     from rich.console import Console
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
     require_supported(sys.platform)
     console = Console(soft_wrap=False)
-    specs = [find_op(name) for name in (*options.ops, *options.op)]
+    specs = [find_op(name) for name in options.ops]
     # The first report of a machine compiles small programs, which takes a few seconds.
     with Console(stderr=True).status("Checking...") as status:
 

@@ -156,8 +156,14 @@ def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
     # The loader accepts a library without any version; one that lacks a version is rejected as one from elsewhere.
     needs = {library: {version for owner, version in own.versions_of if owner == library} for library in siblings}
     fitting = {name: elf for name, elf in siblings.items() if not elf.provides or needs[name] <= elf.provides}
-    reached = needed_first(own.needed, fitting)
-    parts = (own, *(siblings[library] for library in reached))
+    reached: dict[str, Elf] = {}
+    waiting = [*own.needed]
+    while waiting:
+        library = waiting.pop()
+        if library in fitting and library not in reached:
+            reached[library] = fitting[library]
+            waiting += fitting[library].needed
+    parts = (own, *reached.values())
     elf = own._replace(
         needed=tuple(dict.fromkeys(one for part in parts for one in part.needed)),
         rpath=tuple(dict.fromkeys(one for part in parts for one in part.rpath)),
@@ -169,21 +175,6 @@ def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
     )
     given = frozenset[str]().union(*(part.defined for part in parts))
     return Binary(name, elf, siblings=frozenset(reached), given=given)
-
-
-def needed_first(needed: Iterable[str], elves: Mapping[str, Elf]) -> list[str]:
-    """The libraries among ``elves`` that are loaded for ``needed``, each after those that it needs itself."""
-    visited: set[str] = set()
-    ordered: dict[str, None] = {}
-    waiting = [*needed]
-    while waiting:
-        name = waiting.pop()
-        if name in visited:
-            ordered[name] = None
-        elif name in elves:
-            visited.add(name)
-            waiting += [name, *elves[name].needed]
-    return [*ordered]
 
 
 def _python_of(tags: Iterable[Tag]) -> str:

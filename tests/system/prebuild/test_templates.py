@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from op_builder.toolchains.sycl_runtime import find_runtime
-from tests.support.environments import ROOT, Environment, binaries_in, files_in, run, shared, the_wheel
+from tests.support.environments import ROOT, Environment, shared
 
 pytestmark = pytest.mark.slow
 
@@ -45,27 +44,6 @@ def with_accel_ops(plain_wheel: Path, with_torch: Environment, tmp_path_factory:
 def own(with_accel_ops: Environment, tmp_path: Path) -> Environment:
     """A copy of it for the test to change."""
     return with_accel_ops.copy(tmp_path / "venv")
-
-
-# Frontends -------------------------------------------------------------------------------
-
-
-def test_build_makes_an_sdist_and_from_it_a_wheel_with_the_backend_by_its_path(
-    with_accel_ops: Environment, tmp_path: Path
-) -> None:
-    project = copy_template("my_ops", tmp_path, (ROOT / "build_tools").as_uri())
-    out = tmp_path / "out"
-    out.mkdir()
-    # Another project's switch, exported for both, is no obstacle.
-    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_CPU_ADAM": "0", "ACCEL_BUILD_TORCH": str(with_accel_ops.python)}
-    log = run(sys.executable, "-m", "build", "--outdir", out, project, cwd=out, **variables)
-    assert "op_builder: built in " in log
-    assert f"op_builder: left out {CUDA_OP}: it is for cuda; ACCEL_ACCELERATOR=cuda builds it" in log
-    wheel = the_wheel(out)
-    assert "-py3-none-manylinux_" in wheel.name
-    assert binaries_in(wheel) == [OP]
-    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
-    assert [op["op"] for op in index["ops"]] == [OP]
 
 
 # my_ops ----------------------------------------------------------------------------------
