@@ -21,9 +21,8 @@ from op_builder.system.outcomes import failures
 from op_builder.toolchains import sycl_runtime
 from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_variables
 from op_builder.xpu import RMSNormBuilder
-from tests.support.builds import built_by_command, is_prebuilt, prebuilt
+from tests.support.builds import built_by_command
 from tests.support.compilers import shared_library
-from tests.support.entries import edit_record
 from tests.support.sycl_ops import KERNEL, XPU_BINDING, ScaleBuilder, needs_runtime, run_with_op, write_scale
 
 pytestmark = needs_runtime
@@ -189,20 +188,6 @@ def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sycl_runtime, "opened_runtimes", lambda: [f"/elsewhere/lib/{name}"])
     with pytest.raises(LoadError, match="only one"):
         open_runtime(tmp_path, "libsycl.so.9")
-
-
-def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
-    place: Path, builder: ScaleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(place / "cache" / "v1" / "ops", tmp_path / "ops")
-    monkeypatch.setattr("op_builder.paths.prebuilt_roots", lambda _cls: [tmp_path])
-    assert is_prebuilt(builder)
-    (path,) = tmp_path.rglob("manifest.json")
-    edit_record(path, lambda manifest: manifest["needs"].update({"libsycl.so": "5"}))
-    found = prebuilt(builder)
-    assert found is not None
-    assert found.rejection is not None
-    assert found.rejection.reason.startswith("It needs libsycl.so.5, the installed SYCL runtime is ")
 
 
 def test_a_broken_kernel_compiler_is_in_checks_and_report(

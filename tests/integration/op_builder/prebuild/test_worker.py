@@ -22,7 +22,6 @@ from op_builder.catalog.registry import find_builder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
-from tests.support.builds import is_prebuilt, prebuilt
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import install
 from tests.support.small_ops import ACME_ADD, STABLE_SOURCE
@@ -242,17 +241,6 @@ def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest
     assert entry.is_intact()
     assert f"The cache directory {tmp_path}/file/cache cannot be written: " in capfd.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
-
-
-def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = Tree(tmp_path, f'{ACME_ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
-    worker.prebuild(tree.root, EVERYTHING)
-    assert is_prebuilt(the_op())
-    monkeypatch.setattr("op_builder.cache.machine.cpu_digest", lambda: "another")
-    found = prebuilt(the_op())
-    assert found is not None
-    assert found.rejection is not None
-    assert found.rejection.reason == "It was compiled for another machine's CPU (-march=native)."
 
 
 # Another platform ------------------------------------------------------------------------
