@@ -1,4 +1,4 @@
-"""Optimizers in programs with other defaults, tensor modes, checkpoints and threads."""
+"""Optimizers in programs with other defaults, tensor modes, checkpoints, frameworks and threads."""
 
 from __future__ import annotations
 
@@ -182,6 +182,40 @@ def test_an_error_of_a_step_names_group_position_and_shape(optimizer: type[Any],
         made.step()
     assert text in str(caught.value)
     assert "x.contiguous()" not in caught.value.remedy
+
+
+def test_lightning_clips_gradients_in_bfloat16(tmp_path: Any) -> None:
+    lightning = pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+            self.made: CPUAdam | None = None
+
+        def training_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.layer(batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> CPUAdam:
+            self.made = CPUAdam(self.parameters(), lr=0.1)
+            return self.made
+
+    model = Model()
+    before = model.layer.weight.detach().clone()
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        precision="bf16-mixed",
+        gradient_clip_val=0.1,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=4))
+    assert not torch.equal(model.layer.weight, before)
 
 
 @every_optimizer
