@@ -207,18 +207,6 @@ def switch(name: str, value: object) -> bool:
     return bool(given)
 
 
-def whole_number(name: str, value: object, remedy: str = "") -> int:
-    """Convert an integer, but not a bool, to an int of 64 bits, or raise an OpArgumentError."""
-    remedy = remedy or f"Pass {name} as an int of 64 bits."
-    try:
-        number = _index(value)
-    except TypeError:
-        raise OpArgumentError(f"{name} is {value!r}, which is not an int.", remedy) from None
-    if not -(2**63) <= number < 2**63:
-        raise OpArgumentError(f"{name} is {value!r}, which is not an int of 64 bits.", remedy)
-    return number
-
-
 def bounded_int(name: str, value: object, least: int, most: int | None, remedy: str) -> int:
     """Python's, NumPy's or torch's int, but no bool, from ``least`` to ``most``, or an OpArgumentError."""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import require_memory, whole_number
+from op_builder.ops.arguments import bounded_int, require_memory
 from op_builder.ops.declare import python_spec, sycl_spec
 from op_builder.ops.functional.device_tensors import call, load_sycl, require_plain
 from op_builder.spec import OpFamily
@@ -99,11 +99,11 @@ class SyclBitsModule:
         require_plain("packed", packed)
         if not packed.dim():
             raise OpArgumentError("packed has 0 dimensions.", "Pass at least one, for example packed.reshape(1).")
-        row_bytes = packed.shape[-1]
-        remedy = f"Pass a count of {8 * row_bytes - 7 if row_bytes else 0} to {8 * row_bytes}."
-        columns = 8 * row_bytes if count is None else whole_number("count", count, remedy)
-        if columns < 0 or (columns + 7) // 8 != row_bytes:
-            raise OpArgumentError(f"count is {count}, which does not fit {row_bytes} bytes per row.", remedy)
+        columns = most = 8 * packed.shape[-1]
+        if count is not None:
+            columns = bounded_int(
+                "count", count, max(most - 7, 0), most, "Pass 8 for each byte of a row, or up to 7 fewer."
+            )
         bytes_ = torch.empty((*packed.shape[:-1], columns), dtype=torch.uint8, device=packed.device)
         call(self.ops.unpack, packed.contiguous(), bytes_, max(columns, 1), big)
         return bytes_

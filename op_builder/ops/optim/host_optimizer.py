@@ -12,13 +12,13 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import (
+    bounded_int,
     finite_number,
     is_dense,
     positive_number,
     step_count,
     switch,
     untraced,
-    whole_number,
 )
 from op_builder.ops.declare import load_host
 from op_builder.ops.optim.checks import check_copy, owners_of_shared_memory, place_of
@@ -87,7 +87,7 @@ class HostOptimizer(NativeOptimizer):
         self.max_grad_norm = None if limit is None else positive_number("max_grad_norm", limit)
         self.zero_grads = switch("zero_grads", settings.get("zero_grads", False))
         self.copies = {}
-        self.seed = whole_number("seed", settings.get("seed", 0))
+        self.seed = bounded_int("seed", settings.get("seed", 0), -(2**63), 2**63 - 1, "Pass an int of 64 bits.")
         self.in_backward = switch("in_backward", settings.get("in_backward", False))
         if self.in_backward:
             self._reject_options_needing_all_grads()
