@@ -194,9 +194,9 @@ class NativeOptimizer(NativeStates):
                 self._check_if_changed(index)
             try:
                 self._update_groups(*arguments)
-            except OpArgumentError as error:
+            except OpArgumentError:
                 self._groups.forget()  # the next step checks everything
-                raise self._named(error) from None
+                raise
             finally:
                 self._groups.step_done()
         return loss
@@ -222,17 +222,6 @@ class NativeOptimizer(NativeStates):
         for batch, *arguments in updates if len(updates) > 1 else ():  # the update of a single one checks it
             batch.update(*arguments, check_only=True)
         return updates
-
-    def _named(self, error: OpArgumentError) -> OpArgumentError:
-        """The same error, or one that names the parameter as the user of ``step()`` knows it."""
-        try:
-            for group_index, group in enumerate(self.param_groups):
-                for index, param in enumerate(group["params"]):
-                    if param.grad is not None:
-                        self.check_tensors(param, place_of(group_index, index, param), group)
-        except OpArgumentError as named:
-            return named
-        return error
 
     def _option_values(self, group: Mapping[str, Any], op: NativeOp) -> list[float]:
         """The options of a group's update, in the op's order."""
