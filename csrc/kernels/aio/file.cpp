@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <mutex>
-#include <shared_mutex>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -50,14 +48,11 @@ std::int64_t device_bytes(int descriptor) {
 #ifdef __linux__
 constexpr int kMaxInterruptions = 3;
 
-// Freeing blocks sets a file's length: no thread of this process may make the file longer meanwhile.
-std::shared_mutex lengths;
-
 // Allocates the blocks of a range at or beyond the file's end, and moves the end behind it. Returns 0 or an errno. The
 // end moves in a second call, once all blocks are allocated: some file systems keep the blocks of a call that fails
-// half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer.
+// half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer. Blocks beyond the end are freed with the
+// file; to free them now would set its length, which another process may just have changed.
 int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
-  const std::shared_lock<std::shared_mutex> lock(lengths);
   int interruptions = 0;
   for (const int mode : {FALLOC_FL_KEEP_SIZE, 0}) {
     while (fallocate(descriptor, mode, begin, end - begin) != 0) {
@@ -68,18 +63,6 @@ int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
     }
   }
   return 0;
-}
-
-// Frees the blocks that allocate() left beyond the end of a file of `size_bytes`, by setting its length to the same
-// value. A file that has grown is left alone, because another writer needs its blocks; a writer in another process
-// could still come between check and call.
-void free_blocks_beyond_end(int descriptor, std::int64_t size_bytes) {
-  const std::unique_lock<std::shared_mutex> lock(lengths);
-  struct stat status;
-  if (fstat(descriptor, &status) == 0 && status.st_size == size_bytes) {
-    // Without regard to failure: the caller reports the allocation's error.
-    [[maybe_unused]] const int ignored = ftruncate(descriptor, size_bytes);
-  }
 }
 
 constexpr long kTmpfsMagic = 0x01021994;
@@ -166,7 +149,6 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, [[m
     // it was interrupted too often or is not supported, the writes move the end.
     const int error = allocate(cached_, std::max(size_bytes_, offset), offset + size_bytes);
     if (error != 0 && error != EINTR && error != EOPNOTSUPP && error != ENOSYS) {
-      free_blocks_beyond_end(cached_, size_bytes_);
       return error;
     }
   }
