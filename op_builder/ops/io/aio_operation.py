@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from typing import NamedTuple, Union
 
 import torch
 
 from op_builder.errors import OpArgumentError, StorageError
-from op_builder.ops.arguments import bounded_int, require_memory
+from op_builder.ops.arguments import bounded_int, is_dense, not_dense, require_memory
 
 File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 """A file's name, or an open descriptor."""
@@ -33,6 +32,7 @@ REMEDIES = {
     errno.EMFILE: "Wait for some operations first, or raise the limit of open files (ulimit -n).",
     errno.EBADF: "Pass a descriptor that is open for this; validating a write needs one to read and write.",
     errno.ESPIPE: "Pass a file with offsets; a pipe or socket has none.",
+    errno.ENXIO: "Pass a file with offsets; a pipe or socket has none.",
     errno.EINVAL: "Pass a descriptor without O_APPEND, of a file that can be read and written at an offset.",
 }
 """What to do about errors of the system, by errno."""
@@ -102,12 +102,8 @@ def checked_file(filename: object) -> File:
 
 def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
     """The address of a tensor's elements; an OpArgumentError unless it is contiguous, in host memory and not freed."""
-    if not isinstance(buffer, torch.Tensor):
-        raise OpArgumentError(f"{role} is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
-    if buffer.is_nested:
-        raise OpArgumentError(f"{role} is nested; a dense (strided) tensor is needed.", "Pass its parts one by one.")
-    if buffer.layout != torch.strided:
-        raise OpArgumentError(f"{role} is sparse; a dense (strided) tensor is needed.", "Pass x.to_dense().")
+    if not is_dense(buffer) or buffer.is_nested:
+        raise not_dense(role, buffer)
     if buffer.is_quantized:
         raise OpArgumentError(f"{role} is quantized; a tensor of plain numbers is needed.", "Pass x.int_repr().")
     if buffer.device.type != "cpu":
@@ -153,11 +149,7 @@ def open_file(operation: Operation) -> int:
             flags = (os.O_RDWR if operation.validates else os.O_WRONLY) | os.O_CREAT
         return opened(name, flags)
     except OSError as error:
-        number = error.errno or errno.EIO
-        # A pipe or socket without a peer.
-        if number == errno.ENXIO and (stat.S_ISFIFO(mode := os.stat(name).st_mode) or stat.S_ISSOCK(mode)):
-            number = errno.ESPIPE
-        raise operation.system_error(number, operation.offset, 0) from None
+        raise operation.system_error(error.errno or errno.EIO, operation.offset, 0) from None
 
 
 def opened(name: str | bytes | os.PathLike[str] | os.PathLike[bytes], flags: int = os.O_RDONLY) -> int:

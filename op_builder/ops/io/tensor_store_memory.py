@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import bytes_of, is_overlapping
+from op_builder.ops.arguments import bytes_of, is_dense, is_overlapping, not_dense
 from op_builder.ops.io.aio_operation import check_memory
 from op_builder.ops.io.tensor_store_format import DTYPES, TensorInfo
 
@@ -22,13 +22,8 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
 
     The vector is a copy unless the tensor is contiguous in host memory. An OpArgumentError names what cannot be stored.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise OpArgumentError(f"A {type(tensor).__name__} is not a tensor.", "Pass a torch.Tensor.")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise OpArgumentError(
-            f"A tensor of layout {tensor.layout} cannot be stored.",
-            "Pass x.to_dense(), or its parts one by one.",
-        )
+    if not is_dense(tensor) or tensor.is_nested:
+        raise not_dense("The tensor", tensor)
     if tensor.device.type == "meta":
         raise OpArgumentError("A meta tensor has no values to store.", "Pass a tensor with memory.")
     if tensor.dtype not in DTYPES.values():
@@ -44,15 +39,15 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
 
 def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
     """Raise an OpArgumentError if ``out`` has a wrong type or shape, or no memory for each element."""
-    if not isinstance(out, torch.Tensor):
-        raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or omit out.")
+    if not is_dense(out) or out.is_nested:
+        raise not_dense("out", out)
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:
         raise OpArgumentError(
             f"Tensor {name!r} is {info.dtype} of shape {info.shape}; out is {out.dtype} of shape {tuple(out.shape)}.",
             f"Pass `out=` with the dtype and shape of `store.info({name!r})`, or omit `out`.",
         )
-    if out.layout != torch.strided or out.is_nested or out.device.type == "meta" or is_overlapping(out):
-        raise OpArgumentError("out is not a dense tensor with memory for each element.", "Pass torch.empty(...).")
+    if out.device.type == "meta" or is_overlapping(out):
+        raise OpArgumentError("out has no memory for each element.", "Pass torch.empty(...).")
     check_memory(out, "out")
 
 

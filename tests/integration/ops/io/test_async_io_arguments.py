@@ -16,10 +16,10 @@ from tests.support.files import fake_tensor, freed
 BUFFERS = {
     "on another device": (lambda: torch.zeros(4, device="meta"), "is on meta"),
     "with gaps": (lambda: torch.zeros(4, 4)[:, ::2], "not contiguous"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse"),
-    "not a tensor": (lambda: [1, 2], "is a list, not a tensor"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
+    "not a tensor": (lambda: [1, 2], "is of type list"),
     "a lazy view": (lambda: torch.zeros(3, dtype=torch.complex64).conj(), "lazy view"),
-    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "is nested"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "layout torch.jagged"),
     "fake": (fake_tensor, "FakeTensor without memory of its own"),
     "freed": (lambda: freed(torch.zeros(100)), "reaches to byte 400 of its storage, which has 0"),
     "quantized": (

@@ -136,7 +136,7 @@ def test_a_name_that_could_leave_the_directory_is_refused(store: TensorStore, na
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: [1.0], "list is not a tensor"),
+        (lambda: [1.0], "of type list"),
         (lambda: torch.ones(2, device="meta"), "meta tensor has no values"),
         (lambda: torch.eye(3).to_sparse(), "sparse"),
         (fake_tensor, "FakeTensor without memory of its own"),
