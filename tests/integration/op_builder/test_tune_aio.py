@@ -16,6 +16,7 @@ import pytest
 from op_builder import env
 from op_builder import tune_aio as command
 from op_builder.cpu import AsyncIOBuilder
+from tests.support.waiting import wait_until
 
 QUICK = ["--quick", "--size", "2M", "--seconds", "0.001"]
 
@@ -95,18 +96,10 @@ def test_what_cannot_be_measured_is_refused_before_the_work(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
 def test_no_file_is_left_when_it_is_ended(disk: Path, tmp_path: Path, number: signal.Signals) -> None:
     AsyncIOBuilder().load()  # so that it is in the cache
-    arguments = [str(disk), "--size", "4M", "--seconds", "600", "--engine", "threads"]
-    command_line = [
-        sys.executable,
-        "-m",
-        "tests.support.announced_tuning",
-        *arguments,
-        "--output",
-        str(tmp_path / "s.json"),
-    ]
-    tuner = subprocess.Popen(command_line, stdout=PIPE, stderr=PIPE, text=True)
-    assert tuner.stdout is not None
-    assert tuner.stdout.readline() == "measuring\n"
+    arguments = ["--size", "4M", "--seconds", "600", "--engine", "threads", "--output", tmp_path / "s.json"]
+    tuner = subprocess.Popen([sys.executable, "-m", command.__name__, disk, *arguments], stderr=PIPE, text=True)
+    descriptors = Path(f"/proc/{tuner.pid}/fd")
+    wait_until(lambda: any(os.path.realpath(each).startswith(str(disk)) for each in descriptors.iterdir()))
     tuner.send_signal(number)
     _, error = tuner.communicate(timeout=60)
     assert os.listdir(disk) == []
