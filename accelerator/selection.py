@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -95,15 +96,12 @@ def builder_package() -> tuple[str, str]:
         AcceleratorSelectionError: the name is unknown, or belongs to a package that cannot be used here.
     """
     name = requested_name()
-    for candidate in _candidates(name):
-        if candidate.name.lower() == name:
-            try:
-                declared = getattr(candidate.load(), "builder_package", None)
-            except (Exception, SystemExit):  # choose() has the reason
-                break
+    named = next((candidate for candidate in _candidates(name) if candidate.name.lower() == name), None)
+    if named is not None:
+        with suppress(Exception, SystemExit):  # choose() has the reason
+            declared = getattr(named.load(), "builder_package", None)
             if isinstance(declared, str):
-                return candidate.name, declared
-            break
+                return named.name, declared
     selection = choose()
     package = selection.require().op_builder_dir()
     return selection.name, package
