@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,6 @@ from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.toolset import find_cxx
 
 PROBE_TIMEOUT_S = 120
-_PREFIX = "accel-probe-"
-_SURELY_OVER_S = 3600.0
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
 
 
@@ -42,8 +38,7 @@ def failure_of(
         ToolchainError: the command cannot be started or does not end, or the temporary directory cannot be used.
     """
     try:
-        _remove_abandoned()
-        with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
+        with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
             environment = env.compiler_environment(is_for_target=is_for_target, TMPDIR=name)
             for source, text in sources.items():
                 Path(name, source).write_text(text)
@@ -58,15 +53,6 @@ def failure_of(
     if diagnosis.disk_full:
         raise _unusable_temporary_directory(os.strerror(errno.ENOSPC))
     return diagnosis.diagnostic if output.strip() else f"exit {done.code}"
-
-
-def _remove_abandoned() -> None:
-    """Remove this user's directories of probes that were killed long ago."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            status = directory.lstat()
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _SURELY_OVER_S:
-                shutil.rmtree(directory)
 
 
 def _unusable_temporary_directory(reason: str) -> ToolchainError:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,6 @@ from op_builder.engine.ninja import find_ninja
 from op_builder.errors import CacheError, IncompatibleOpError, LoadError
 from op_builder.load.decision import decide
 from op_builder.load.load import load
-from op_builder.toolchains.probes import failure_of
 from tests.support.builds import cached_or_built, row_of
 from tests.support.compilers import needs_gxx, program
 from tests.support.files import mounted
@@ -223,13 +221,3 @@ def test_a_cache_that_is_removed_during_a_build_is_made_again_once(
         else:
             with pytest.raises(CacheError, match="was removed"):
                 small.load()
-
-
-def test_what_a_killed_probe_left_is_removed_by_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name, age_s in (("old", 7200), ("young", 60)):
-        (tmp_path / f"accel-probe-{name}").mkdir()
-        os.utime(tmp_path / f"accel-probe-{name}", (time.time() - age_s,) * 2)
-    (tmp_path / "accel-probe-link").symlink_to(tmp_path / "accel-probe-young")
-    assert failure_of(["true"], {}) == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["accel-probe-link", "accel-probe-young"]
