@@ -51,8 +51,9 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> str:
     needs_libstdcxx = sys.platform == "linux" and _includes_torch(plan)
     compiler = find_cxx(memo, plan.target, needs_libstdcxx=needs_libstdcxx or plan.uses_cuda)
     name = f"{compiler.command[0]} ({compiler.version})"
+    other_library = ToolchainError(f"{name} cannot compile the op: {OTHER_LIBRARY}.", OTHER_COMPILER)
     if needs_libstdcxx and compiler.is_zig:
-        raise ToolchainError(f"{name} cannot compile the op: {OTHER_LIBRARY}.", OTHER_COMPILER)
+        raise other_library
     if plan.target is None and is_packaged(compiler):
         warn_once(logger, f"No C++ compiler is on PATH: using {compiler.path}. Its first build takes a minute longer.")
     # Without its defines, which mean nothing to this program, one answer serves many ops.
@@ -66,6 +67,8 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> str:
             flags.append(f"-I{include}")
             headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
+    if needs_libstdcxx:
+        text += f"#ifdef _LIBCPP_VERSION\n#error {OTHER_LIBRARY}\n#endif\n"
     stripped = strip_flags(plan.system) if compiler.is_zig else []
     command = [*compiler.command, *flags, "-fPIC", "-shared", *stripped, "probe.cpp", "-o", "probe.so"]
     # The first use of ziglang for a platform compiles its C++ library.
@@ -75,6 +78,8 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> str:
         *(command, {"probe.cpp": text}, subject, [compiler.path], memo, timeout_s),
         is_for_target=plan.target is not None,
     )
+    if OTHER_LIBRARY in failure:
+        raise other_library
     if failure:
         raise ToolchainError(f"{name} cannot compile a small program: {failure}.", _cxx_remedy(failure))
     return name
