@@ -61,23 +61,12 @@ def test_a_broken_cuda_does_not_hide_other_devices(
     assert blamed == (["cuda"] if label == "cpu" else [])
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError("driver 3 too old\nlong story"), "OSError: driver 3 too old"),
-        (SystemExit(3), "SystemExit: 3"),
-        (ZeroDivisionError(), "ZeroDivisionError"),
-    ],
-)
-def test_a_broken_vendor_package_is_a_rejection_with_its_reason(
-    machine: Machine, tmp_path: Path, error: BaseException, reason: str
-) -> None:
-    machine.broken("torch_npu", error, tmp_path)
+def test_a_broken_vendor_package_is_a_rejection_with_its_reason(machine: Machine, tmp_path: Path) -> None:
+    machine.broken("torch_npu", OSError("driver 3 too old\nlong story"), tmp_path)
     machine.cuda(1)
     selection = choose()
     assert accepted_label(selection) == "cuda"
-    assert reasons(selection)["npu"].startswith(reason)
-    assert "\n" not in reasons(selection)["npu"]
+    assert reasons(selection)["npu"] == "OSError: driver 3 too old"
 
 
 def test_an_ipex_that_exits_is_imported_once_and_hides_no_device(machine: Machine, tmp_path: Path) -> None:
