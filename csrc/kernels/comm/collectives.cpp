@@ -21,7 +21,6 @@ class Chunks {
       length_ = std::min(most, (length + granule - 1) / granule * granule);
     }
   }
-  std::int64_t length() const { return length_; }
   std::int64_t size() const { return std::max<std::int64_t>(1, (total_ + length_ - 1) / length_); }
   std::int64_t begin(std::int64_t chunk) const { return chunk * length_; }
   std::int64_t count(std::int64_t chunk) const { return std::min(length_, total_ - begin(chunk)); }
@@ -185,15 +184,54 @@ bool Collectives::all_reduce_small(const void* input, void* output, const Number
 // In step i a rank writes chunk i, reduces its slice of chunk i - 1, and reads the others' slices of chunk i - 2.
 bool Collectives::all_reduce_large(const char* input, char* output, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
-  const Chunks all(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
-  const std::int64_t chunks = all.size();
+  const Chunks chunks(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
   const std::int64_t bytes = numbers.count * element_bytes;
-  const bool is_long = chunks >= StreamingInSteps::kLeast;
+  const bool is_long = chunks.size() >= StreamingInSteps::kLeast;
   StreamingInSteps in_steps;
-  AllReduce work{input, output, numbers, element_bytes, all.length(), is_long || streaming_.begin(bytes)};
+  bool streams = is_long || streaming_.begin(bytes);
+
+  // The whole chunk except this rank's slice.
+  const auto give = [&](std::int64_t chunk) {
+    const char* const from = input + chunks.begin(chunk) * element_bytes;
+    const std::int64_t count = chunks.count(chunk);
+    const Slice mine = slice_of(count, size_, rank_, element_bytes);
+    char* const slot = given(rank_, phases_.next_parity());
+    const std::int64_t end = mine.end * element_bytes;
+    stream(slot, from, mine.begin * element_bytes, !streams);
+    stream(slot + end, from + end, count * element_bytes - end, !streams);
+  };
+  const auto reduce_slice = [&](std::int64_t chunk) {
+    const Slice mine = slice_of(chunks.count(chunk), size_, rank_, element_bytes);
+    const std::int64_t offset = mine.begin * element_bytes;
+    for (int other = 0; other < size_; ++other) {
+      sources_[other] = given(other, phases_.parity()) + offset;
+    }
+    sources_[rank_] = input + chunks.begin(chunk) * element_bytes + offset;
+    char* const to = output + chunks.begin(chunk) * element_bytes + offset;
+    char* const slot = reduced(rank_, phases_.next_parity());
+    // In blocks that are still in the L1 cache when they are copied.
+    for (std::int64_t at = 0; at < mine.count() * element_bytes; at += kBlock) {
+      const std::int64_t block = std::min(kBlock, mine.count() * element_bytes - at);
+      void* const out = to + at;
+      run(numbers, sources_.data(), &out, 1, block / element_bytes);
+      stream(slot + at, out, block, !streams);
+      for (const void*& source : sources_) {
+        source = static_cast<const char*>(source) + kBlock;
+      }
+    }
+  };
+  const auto take_slices = [&](std::int64_t chunk) {
+    char* const to = output + chunks.begin(chunk) * element_bytes;
+    for (int turn = 1; turn < size_; ++turn) {
+      const int other = (rank_ + turn) % size_;
+      const Slice theirs = slice_of(chunks.count(chunk), size_, other, element_bytes);
+      copy(to + theirs.begin * element_bytes, reduced(other, phases_.parity()), theirs.count() * element_bytes);
+    }
+  };
+
   std::int64_t began_ns = now_ns();
   phases_.announce(reduction(Call::Kind::all_reduce, numbers), streaming_.taken_ns());
-  for (std::int64_t step = 0; step < chunks + 2; ++step) {
+  for (std::int64_t step = 0; step < chunks.size() + 2; ++step) {
     if (step == 1) {
       const std::int64_t arrived_ns = now_ns();
       if (!phases_.meet_and_compare()) {
@@ -208,18 +246,18 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
       if (in_steps.begin(step, now_ns())) {
         streaming_.decide(bytes, in_steps.streams());
       }
-      work.streams = in_steps.streams();
+      streams = in_steps.streams();
     }
-    if (step >= 1 && step <= chunks) {
-      reduce_slice(work, step - 1);
+    if (step >= 1 && step <= chunks.size()) {
+      reduce_slice(step - 1);
     }
-    if (step < chunks) {
-      give(work, step);
+    if (step < chunks.size()) {
+      give(step);
     }
     if (step >= 2) {
-      take_slices(work, step - 2);
+      take_slices(step - 2);
     }
-    if (step <= chunks) {
+    if (step <= chunks.size()) {
       fence_streams();
       phases_.publish();
     }
@@ -228,47 +266,6 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
     streaming_.end(now_ns() - began_ns);
   }
   return true;
-}
-
-// The whole chunk except this rank's slice.
-void Collectives::give(const AllReduce& work, std::int64_t chunk) {
-  const char* const from = work.input + work.begin_bytes(chunk);
-  const std::int64_t count = work.count_of(chunk);
-  const Slice mine = slice_of(count, size_, rank_, work.element_bytes);
-  char* const slot = given(rank_, phases_.next_parity());
-  const std::int64_t end = mine.end * work.element_bytes;
-  stream(slot, from, mine.begin * work.element_bytes, !work.streams);
-  stream(slot + end, from + end, count * work.element_bytes - end, !work.streams);
-}
-
-void Collectives::reduce_slice(const AllReduce& work, std::int64_t chunk) {
-  const Slice mine = slice_of(work.count_of(chunk), size_, rank_, work.element_bytes);
-  const std::int64_t offset = mine.begin * work.element_bytes;
-  for (int other = 0; other < size_; ++other) {
-    sources_[other] = given(other, phases_.parity()) + offset;
-  }
-  sources_[rank_] = work.input + work.begin_bytes(chunk) + offset;
-  char* const to = work.output + work.begin_bytes(chunk) + offset;
-  char* const slot = reduced(rank_, phases_.next_parity());
-  // In blocks that are still in the L1 cache when they are copied.
-  for (std::int64_t at = 0; at < mine.count() * work.element_bytes; at += kBlock) {
-    const std::int64_t bytes = std::min(kBlock, mine.count() * work.element_bytes - at);
-    void* const out = to + at;
-    run(work.numbers, sources_.data(), &out, 1, bytes / work.element_bytes);
-    stream(slot + at, out, bytes, !work.streams);
-    for (const void*& source : sources_) {
-      source = static_cast<const char*>(source) + kBlock;
-    }
-  }
-}
-
-void Collectives::take_slices(const AllReduce& work, std::int64_t chunk) {
-  char* const to = work.output + work.begin_bytes(chunk);
-  for (int turn = 1; turn < size_; ++turn) {
-    const int other = (rank_ + turn) % size_;
-    const Slice theirs = slice_of(work.count_of(chunk), size_, other, work.element_bytes);
-    copy(to + theirs.begin * work.element_bytes, reduced(other, phases_.parity()), theirs.count() * work.element_bytes);
-  }
 }
 
 bool Collectives::all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers) {

@@ -8,7 +8,6 @@
 // Each element is reduced in the order of the ranks, so the results are the same on all ranks and in every run.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -92,18 +91,6 @@ class Collectives {
     std::int64_t end;
     std::int64_t count() const { return end - begin; }
   };
-  // What all steps of an all-reduce in chunks share.
-  struct AllReduce {
-    const char* input;
-    char* output;
-    const Numbers& numbers;
-    std::int64_t element_bytes;
-    std::int64_t length;  // elements of a chunk
-    bool streams;
-
-    std::int64_t begin_bytes(std::int64_t chunk) const { return chunk * length * element_bytes; }
-    std::int64_t count_of(std::int64_t chunk) const { return std::min(length, numbers.count - chunk * length); }
-  };
 
   static Slice slice_of(std::int64_t count, int size, int rank, std::int64_t element_bytes);
   static Call reduction(Call::Kind kind, const Numbers& numbers);
@@ -118,9 +105,6 @@ class Collectives {
 
   bool all_reduce_small(const void* input, void* output, const Numbers& numbers);
   bool all_reduce_large(const char* input, char* output, const Numbers& numbers);
-  void give(const AllReduce& work, std::int64_t chunk);
-  void reduce_slice(const AllReduce& work, std::int64_t chunk);
-  void take_slices(const AllReduce& work, std::int64_t chunk);
   bool all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers);
   void run(const Numbers& numbers, const void* const* sources, void* const* outs, int out_count, std::int64_t count);
 
