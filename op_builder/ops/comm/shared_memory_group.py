@@ -18,7 +18,6 @@ from op_builder.ops.comm.arguments import checked_rank, checked_timeout
 from op_builder.ops.comm.shared_memory_meeting import (
     GroupPlace,
     MemoryFacts,
-    process_in_proc,
     shared_segments,
     space_error,
 )
@@ -260,15 +259,9 @@ def _open(ops: Any, place: GroupPlace) -> int:
     isa = cpu_isa.chosen_isa()  # before there are descriptors to close
     size_bytes = ops.segment_bytes()
     facts, descriptors = shared_segments(ops, place, "ranks", size_bytes, is_locked=True)
-    try:
-        spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
-        process = process_in_proc()
-        is_here = [int(each.process == process) for each in facts]
-        timeout_ns = int(place.timeout_s * 1e9)
-    except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise
+    spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
+    is_here = [int(each.process == facts[place.rank].process) for each in facts]
+    timeout_ns = int(place.timeout_s * 1e9)
     number: int = ops.open_group(place.rank, descriptors, is_here, timeout_ns, spin_ns, isa)  # takes the descriptors
     if number < 0:
         raise space_error(size_bytes, -number)

@@ -93,7 +93,8 @@ class GroupPlace(NamedTuple):
         """
         cpus = sorted(os.sched_getaffinity(0))
         inode = os.fstat(descriptor).st_ino if descriptor >= 0 else 0
-        own = MemoryFacts(process_in_proc(), descriptor, inode, _host(), cpus, cpu_quota_cores(HostFiles()), error)
+        process = int(os.readlink("/proc/self"))  # /proc may be mounted for another PID namespace
+        own = MemoryFacts(process, descriptor, inode, _host(), cpus, cpu_quota_cores(HostFiles()), error)
         try:
             facts = [own] if self.size == 1 else self._exchange_facts(what, own)
         except CommunicationError:
@@ -203,11 +204,6 @@ def read_facts(store: Store, key: str, rank: int, schema: Schema) -> dict[str, A
             f"What rank {rank} published to the group cannot be read: {error}.",
             "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
         ) from None
-
-
-def process_in_proc() -> int:
-    """The number of this process in ``/proc``, which may be mounted for another PID namespace."""
-    return int(os.readlink("/proc/self"))
 
 
 def shared_segments(
