@@ -165,17 +165,14 @@ class HierarchicalCollectives:
             self._give_up(destroyed)
             raise destroyed from error
         except SharedMemoryCommError as error:
-            if not error.is_group_usable:
-                self._give_up(error)
-                raise
-            # The group is usable here, but ranks of other hosts were about to continue.
-            ended = changed(
-                error,
-                remedy="Call the same collectives in the same order on all ranks of a group. "
-                "Create a new group for the ranks.",
-            )
-            self._give_up(ended)
-            raise ended from error
+            if error.is_group_usable:  # but ranks of other hosts were about to continue
+                error = changed(
+                    error,
+                    remedy="Call the same collectives in the same order on all ranks of a group. "
+                    "Create a new group for the ranks.",
+                )
+            self._give_up(error)
+            raise error
         except BaseException as error:
             self._give_up(error)
             raise
@@ -190,12 +187,10 @@ class HierarchicalCollectives:
         except CommunicationError as error:
             # If this rank itself closed the group, no other rank leaves a note.
             note = "" if self._is_closed else self._note.read(NOTE_PATIENCE_S)
-            if not note or note in error.message:
-                self._give_up(error)
-                raise
-            explained = CommunicationError(f"{error.message} {note}", error.remedy)
-            self._give_up(explained)
-            raise explained from error
+            if note not in error.message:
+                error = CommunicationError(f"{error.message} {note}", error.remedy)
+            self._give_up(error)
+            raise error
         except BaseException as error:
             self._give_up(error)
             raise
