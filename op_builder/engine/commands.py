@@ -22,7 +22,7 @@ from op_builder.toolchains.packaged import (
     openmp_headers,
     openmp_runtime,
     require_libgomp,
-    small_library,
+    strip_flags,
     supported_link_flags,
 )
 from op_builder.toolchains.sycl_ahead import compile_flags, device_link
@@ -342,7 +342,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, .
     linker = (*toolset.cxx.command, *flags_of(TOOL_FLAGS, plan.link_flags))
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked(linker) else []
     keeps_debug = any(flag.startswith("-g") for flag in plan.cxx_flags)
-    own = small_library(plan.system, keeps_debug=keeps_debug) if toolset.cxx.is_zig else []
+    own = strip_flags(plan.system) if toolset.cxx.is_zig and not keeps_debug else []
     if plan.system == "darwin":
         # The loader finds torch's functions in the process; the binary names no library of torch.
         start = (*toolset.cxx.command, "-shared", "-Wl,-undefined,dynamic_lookup", *own)

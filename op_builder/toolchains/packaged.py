@@ -83,14 +83,6 @@ def strip_flags(system: str) -> list[str]:
     return ["-Wl,-S,-x" if system == "darwin" else "-Wl,--strip-debug,--gc-sections"]
 
 
-def small_library(system: str, *, keeps_debug: bool) -> list[str]:
-    """Linker arguments that leave the debugging parts of libc++ out of a library for ``system``."""
-    from op_builder.paths import native_root
-
-    demangler = ["-x", "c", str(native_root() / "csrc" / "libcxx" / "demangle.c"), "-x", "none"]
-    return [*([] if keeps_debug else strip_flags(system)), *demangler]
-
-
 def cc() -> NoReturn:
     """The console script ``accel-cc``."""
     _execute("cc", "accel-cc")
