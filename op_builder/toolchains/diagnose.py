@@ -7,8 +7,10 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from op_builder.toolchains.remedies import compile_remedy
+from op_builder.toolchains.remedies import SHORTAGE, compile_remedy
 
+# The machine had too little of something at that moment; an indented line is quoted source.
+_OF_SHORTAGE = rf"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|{SHORTAGE})"
 # Lines that report a failure: the first of a step is its cause. Warnings, notes and
 # consequences of the cause do not match.
 _DIAGNOSTICS = tuple(
@@ -25,9 +27,7 @@ _DIAGNOSTICS = tuple(
             # ld.bfd, which does not print "error"
             r"^.+: (?:undefined reference to|multiple definition of) .+",
             r"^\S*\bld(?:\.\w+)?:(?!.*(?:\bwarning:|\b(?i:note):|skipping incompatible|: in function )).+",
-            # the machine's limits, reported by any program; an indented line is quoted source
-            r"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|Cannot allocate memory|[Oo]ut of memory"
-            r"|std::bad_alloc|Killed signal terminated program|Resource temporarily unavailable|\b[Cc]annot fork\b).*",
+            _OF_SHORTAGE,  # by any program
             # the shell that ninja starts commands by
             r"^\S*\bsh: .*(?:not found|Permission denied|No such file|cannot execute|too long|[Ee]xec format error).*",
         ),
@@ -41,12 +41,7 @@ _FAILED = re.compile(r"^FAILED: (?:\[code=(\d+)\])?")
 _STEP_END = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: )")
 _NINJAS_OWN = re.compile(r"^ninja: (?:error|fatal): ", re.MULTILINE)
 _DISK_FULL = re.compile(r"^(?!\s).*No space left on device", re.MULTILINE)
-# The machine had too little of something at that moment: memory, processes or disk space.
-_SHORTAGE = re.compile(
-    r"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|[Cc]annot allocate memory|[Oo]ut of memory"
-    r"|memory exhausted|std::bad_alloc|Killed signal terminated program|execute command: Killed|signal 9\b"
-    r"|Resource temporarily unavailable|\b[Cc]annot fork\b)|^Killed$"
-)
+_SHORTAGE = re.compile(rf"{_OF_SHORTAGE}|^Killed$")
 _COLOURS = re.compile(r"\x1b(?:\[[\d;]*[A-Za-z]|\].*?(?:\x1b\\|\a))")  # also links, which are written like them
 _SIGNAL = 128  # what a shell adds to the number of the signal that ended its command
 

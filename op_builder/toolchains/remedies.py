@@ -21,6 +21,12 @@ _SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
 WROTE_NOTHING = (
     "Remove flags that replace the compile or the link, such as -fsyntax-only and -Wl,--version, or set CXX."
 )
+SHORTAGE = (
+    r"[Cc]annot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
+    r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by|terminated with) signal 9\b"
+    r"|Resource temporarily unavailable|\b[Cc]annot fork\b"
+)
+"""How programs report that the machine has too little memory or too few processes, as a regular expression."""
 _QUOTES = str.maketrans("\u2018\u2019", "''")  # printed in locales other than C
 
 
@@ -79,17 +85,7 @@ COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"^accel-ops: error: no compiler may start here", REFUSED_REMEDY),
     *LIMITS,
     (r"No space left on device", "Free some space on that disk."),
-    (
-        r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
-        r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by|terminated with) signal 9\b"
-        r"|Resource temporarily unavailable|\b[Cc]annot fork\b",
-        OUT_OF_RESOURCES,
-    ),
-    (
-        r"cannot find '(?:ld|as|collect2)'|cannot execute '\S+': (?:\w+: )?No such file",
-        "A program that belongs to the compiler is missing: install all of it (g++ and binutils), set PATH, "
-        "and unset GCC_EXEC_PREFIX and COMPILER_PATH.",
-    ),
+    (SHORTAGE, OUT_OF_RESOURCES),
     (
         r"unsupported (?:GNU|clang) version|[Ff]ailed to preprocess host compiler|[Hh]ost compiler targets unsupported"
         r"|[Nn]o supported (?:gcc|host)|identifier \"(?:_Float\d+x?|__builtin_\w+)\" is undefined"
@@ -115,11 +111,6 @@ COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"fatal error: '?([^\s']+)'?(?:: No such file or directory| file not found)"
         r"|(?:cannot|could not) open source file \"(.+?)\"|^ninja: error: '(.+?)', needed by .* missing",
         _missing_file,
-    ),
-    (
-        r"file format not recognized|file not recognized|unknown file type",
-        "The file is no object or library for this platform: build it again, or remove flags that replace the compile, "
-        "such as -E and -S.",
     ),
     (r"cannot find \d+_\S+\.o\b", WROTE_NOTHING),
     (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),
@@ -147,7 +138,6 @@ LOAD: tuple[tuple[str, str], ...] = (
         r"([^\s:]+): cannot open shared object file",
         r"Install \1, or add -Wl,-rpath,DIR with its directory to the linker's flags.",
     ),
-    (r"cannot be dlopen\(\)ed", "Remove -z nodlopen from the linker's flags."),
     (
         r"ended (?:by SIG|the process with status)",
         "Check the code that runs when the file is opened: static initializers, the module's init function, and "
