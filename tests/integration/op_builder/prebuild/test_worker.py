@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import op_builder
 from op_builder import OpBuilder, env
@@ -22,6 +25,8 @@ from op_builder.catalog.registry import find_builder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.prebuild import worker
 from op_builder.prebuild.request import BuildRequest
+from op_builder.report.collect import report
+from op_builder.report.render import print_report
 from tests.support.compilers import needs_gxx
 from tests.support.foreign_package import install
 from tests.support.small_ops import ACME_ADD, STABLE_SOURCE
@@ -147,6 +152,10 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     output = capfd.readouterr().err
     assert "op_builder: left out acme_moon: It needs the moon. " in output
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
+    text = io.StringIO()
+    print_report(report(), Console(file=text, width=200))
+    rows = rf"^ {tree.name} +py3-none-.*\n( +without .*\n){{3}} +with +acme_add: for torch"
+    assert re.search(rows, text.getvalue(), re.MULTILINE)
 
 
 # The builders, what is requested, the error and its remedy.
