@@ -101,6 +101,10 @@ def test_an_editable_install_has_its_ops_in_the_checkout_until_they_are_edited(
     without = environment.without_compilers(tmp_path / "empty")
     assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
 
+    extension = "from torch.utils.cpp_extension import load; print(load.__module__)"
+    for value, module in (("0", "torch.utils.cpp_extension"), ("1", "op_builder.cpp_extension")):
+        assert module in environment.run("-c", extension, ACCEL_CPP_EXTENSION=value).split()
+
     kernel = tree / "csrc" / "kernels" / "cpu" / "sgd.cpp"
     kernel.write_text(f"{kernel.read_text()}\n// edited\n")
     rows = environment.report()

@@ -1,8 +1,7 @@
-"""Wheel, sdist and editable install without ops, in environments that have the torch of this one."""
+"""The wheel without ops. The tutorials and the documented commands use an installed one."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,19 +11,6 @@ from op_builder import __version__
 from tests.support.environments import Environment, files_in, the_wheel
 
 pytestmark = pytest.mark.slow
-
-USE = """
-import json
-import torch
-import accelerator, op_builder
-from accelerator import get_accelerator
-op = get_accelerator().create_op_builder("CPUAdamBuilder").load()
-p, g, m, v = torch.ones(9), torch.ones(9), torch.zeros(9), torch.zeros(9)
-op.create_adam(0)
-op.adam_update(0, 1, 0.1, 0.9, 0.999, 1e-8, 0.0, True, p, g, m, v)
-op.destroy_adam(0)
-print(json.dumps({"file": op_builder.__file__, "value": p[0].item(), "version": op_builder.__version__}))
-"""
 
 
 def test_the_plain_wheel_is_built_without_torch_and_logs_nothing_of_ops(plain_wheel: Path) -> None:
@@ -59,28 +45,6 @@ def test_the_wheel_has_packages_sources_licence_and_nothing_else(tree: Path, pla
         "Requires-Dist: torch>=2.10",
     ):
         assert f"\n{line}\n" in metadata
-
-
-def test_an_installed_wheel_and_an_editable_install_load_an_op_and_report(
-    plain_wheel: Path, tree: Path, environment: Environment
-) -> None:
-    def used() -> dict[str, object]:
-        result = dict(json.loads(environment.run("-c", USE).splitlines()[0]))
-        assert result["value"] == pytest.approx(0.9)
-        return result
-
-    environment.pip("install", "--no-deps", plain_wheel)
-    assert Path(str(used()["file"])).is_relative_to(environment.site)
-    row = environment.report()["cpu_adam"]
-    assert (row["compatible"], row["cached"], row["installed"]) == (True, True, False)
-    load = "from torch.utils.cpp_extension import load; print(load.__module__)"
-    assert environment.run("-c", load).split()[0] == "torch.utils.cpp_extension"
-
-    environment.pip("install", "--no-deps", "--no-build-isolation", "-e", tree)
-    (tree / "op_builder" / "_version.py").write_text('__version__ = "77.0"\n')
-    result = used()
-    assert (result["file"], result["version"]) == (str(tree / "op_builder" / "__init__.py"), "77.0")
-    assert "op_builder.cpp_extension" in environment.run("-c", load, ACCEL_CPP_EXTENSION="1").split()
 
 
 def test_a_build_leaves_nothing_in_the_checkout_and_takes_in_nothing_that_an_earlier_one_left(
