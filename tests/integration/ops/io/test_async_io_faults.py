@@ -88,22 +88,27 @@ def test_an_error_names_file_offset_bytes_and_errno(
     assert_usable(handle, faulty)
 
 
+@pytest.fixture
+def busy(faulty: Path) -> Path:
+    """A file that cannot be read before there is a file ``released`` beside it."""
+    (faulty.parent / "backing" / "busy").write_bytes(bytes(1000))
+    return faulty / "busy"
+
+
 @each_engine
 def test_a_command_that_is_refused_for_now_is_retried_and_others_proceed(
-    async_io: AsyncIOModule, faulty: Path, engine: str
+    async_io: AsyncIOModule, tmp_path: Path, busy: Path, engine: str
 ) -> None:
     handle = make(async_io, engine)
-    backing, sound = faulty.parent / "backing", faulty.parent / "sound"
-    (backing / "busy").write_bytes(bytes(1000))
-    sound.write_bytes(bytes(SIZE))
-    busy, data = torch.ones(1000, dtype=torch.uint8), torch.ones(SIZE, dtype=torch.uint8)
-    handle.async_pread(busy, faulty / "busy")
+    (tmp_path / "sound").write_bytes(bytes(SIZE))
+    late, data = torch.ones(1000, dtype=torch.uint8), torch.ones(SIZE, dtype=torch.uint8)
+    handle.async_pread(late, busy)
     wait_until(lambda: handle.counters().retries > 0)
-    handle.sync_pread(data, sound)
+    handle.sync_pread(data, tmp_path / "sound")
     assert not data.any()
-    (backing / "released").touch()
+    busy.with_name("released").touch()
     assert handle.wait() == 1
-    assert not busy.any()
+    assert not late.any()
 
 
 @pytest.mark.slow
@@ -346,48 +351,41 @@ def stop() -> None:
 
 
 def interrupt(handle: Handle, work: Callable[[], object]) -> None:
-    """Let a signal raise Stopped in ``work()`` once the handle has started ten more commands."""
-    begun, is_called = handle.counters().commands, threading.Event()
+    """Let a signal raise Stopped in ``work()``, which reads a busy file, once the handle has retried that."""
+    retries = handle.counters().retries
 
     def send() -> None:
-        is_called.wait(60)
-        wait_until(lambda: handle.counters().commands >= begun + 10)
+        wait_until(lambda: handle.counters().retries > retries + 20)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def call() -> None:
-        is_called.set()
+        sender.start()
         work()
 
     sender = threading.Thread(target=send)
-    sender.start()
-    with handled_by(stop), pytest.raises(Stopped):
-        call()
-    sender.join()
+    with handled_by(stop):
+        with pytest.raises(Stopped):
+            call()
+        sender.join()
 
 
-@pytest.fixture
-def long_file(tmp_path: Path) -> Path:
-    """A file that takes 65,536 commands of a page."""
-    with open(tmp_path / "long", "wb") as file:
-        file.truncate(256 << 20)
-    return tmp_path / "long"
-
-
-def test_an_interrupted_wait_loses_no_failure(async_io: AsyncIOModule, tmp_path: Path, long_file: Path) -> None:
+def test_an_interrupted_wait_loses_no_failure(async_io: AsyncIOModule, tmp_path: Path, busy: Path) -> None:
     (tmp_path / "short").write_bytes(b"x" * 10)
-    handle = async_io.aio_handle(block_size=4096, queue_depth=1)
+    handle = async_io.aio_handle()
     handle.async_pread(torch.zeros(4096, dtype=torch.uint8), tmp_path / "short")
-    handle.async_pread(torch.zeros(256 << 20, dtype=torch.uint8), long_file)
+    handle.async_pread(torch.zeros(1000, dtype=torch.uint8), busy)
     interrupt(handle, handle.wait)
+    busy.with_name("released").touch()
     with pytest.raises(StorageError, match="byte 10"):
         handle.wait()
     assert_usable(handle, tmp_path)
 
 
-def test_the_next_wait_waits_for_an_interrupted_call(async_io: AsyncIOModule, tmp_path: Path, long_file: Path) -> None:
-    handle = async_io.aio_handle(block_size=4096, queue_depth=1)
-    buffer = torch.full((256 << 20,), 9, dtype=torch.uint8)
-    interrupt(handle, lambda: handle.sync_pread(buffer, long_file))
+def test_the_next_wait_waits_for_an_interrupted_call(async_io: AsyncIOModule, tmp_path: Path, busy: Path) -> None:
+    handle = async_io.aio_handle()
+    buffer = torch.full((1000,), 9, dtype=torch.uint8)
+    interrupt(handle, lambda: handle.sync_pread(buffer, busy))
+    busy.with_name("released").touch()
     assert handle.wait() == 1
     assert not buffer.any()
     assert_usable(handle, tmp_path)
