@@ -36,8 +36,7 @@ from op_builder.catalog.builders import DeclaredBuilder
 from op_builder.catalog.index import BUILDERS, DEEPSPEED_ONLY_OPS, family_of
 from op_builder.catalog.registry import find_builder
 from op_builder.device import current_accelerator
-from op_builder.errors import AccelError, IncompatibleOpError, UnknownOpError
-from op_builder.plan import BuildPlan, PlanFacts
+from op_builder.errors import AccelError, UnknownOpError
 from op_builder.toolchains.cuda import find_cuda
 
 logger = logging.getLogger(__name__)
@@ -168,16 +167,6 @@ class _OnEngine(OpBuilder):
                 if _undo:
                     _undo.append(partial(setattr, cpp_extension, "CUDA_HOME", None))
         super().__init__(*arguments, **keywords)
-
-    def plan_for(self, facts: PlanFacts) -> BuildPlan:
-        try:
-            return super().plan_for(facts)
-        except IncompatibleOpError as error:
-            if getattr(error.__cause__, "name", "") == "dskernels":
-                raise IncompatibleOpError(
-                    error.message, "Install it: `pip install deepspeed-kernels`."
-                ) from error.__cause__
-            raise
 
 
 def _with_engine(find: Find, device: str) -> Find:

@@ -221,10 +221,7 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_p
     # The class of an op that is installed is as without the engine.
     assert lines[:2] == ["deepspeed_on_accel_ops.transformer", "op_builder.cpu"]
     assert lines[2] == "transformer True False"
-    assert (
-        "fails: ModuleNotFoundError: No module named 'dskernels'. Install it: `pip install deepspeed-kernels`"
-        in lines[3]
-    )
+    assert "No module named 'dskernels'. Install the package that provides 'dskernels'" in lines[3]
     assert lines[4:] == ["None", "None", "True"]
     assert "WARNING The builders of DeepSpeed's module of_another_release stay its own: cannot import" in log
 
