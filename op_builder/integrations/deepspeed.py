@@ -82,6 +82,7 @@ def on() -> None:
         find = _use_our_accelerator(accelerator) if device == "cpu" else _with_our_ops(theirs, device)
         used = accelerator.get_accelerator()
         if device in _ENGINE_DEVICES:
+            _set_cuda_home()
             find = _with_engine(find, device)
         _set_finder(used, find)
         replaced = _replace_names(find, _is_theirs, _is_offered)
@@ -122,6 +123,7 @@ def engine_builder(name: str) -> type[OpBuilder]:
         raise UnknownOpError(
             f"DeepSpeed has no builder {name!r} for CUDA devices or the CPU.", f"Use one of {', '.join(sorted(known))}."
         )
+    _set_cuda_home()
     return known[name]
 
 
@@ -153,20 +155,17 @@ def _engine_classes(device: str) -> dict[str, type[OpBuilder]]:
                 continue
             for name, found in list(vars(module).items()):
                 if is_builder(found) and found.__module__ == module.__name__ and name not in known:
-                    known[name] = type(name, (_OnEngine, found), {"__module__": found.__module__})
+                    known[name] = found
     return known
 
 
-class _OnEngine(OpBuilder):
-    """What DeepSpeed's classes need beyond those of this library, as a base class before them."""
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        if cpp_extension.CUDA_HOME is None:  # a torch without CUDA; builders pass it to os.path.join()
-            with suppress(AccelError):
-                cpp_extension.CUDA_HOME = str(find_cuda(Cache().memo).home)
-                if _undo:
-                    _undo.append(partial(setattr, cpp_extension, "CUDA_HOME", None))
-        super().__init__(*arguments, **keywords)
+def _set_cuda_home() -> None:
+    """With a torch without CUDA it is None, and DeepSpeed's builders pass it to os.path.join()."""
+    if cpp_extension.CUDA_HOME is None:
+        with suppress(AccelError):
+            cpp_extension.CUDA_HOME = str(find_cuda(Cache().memo).home)
+            if _undo:
+                _undo.append(partial(setattr, cpp_extension, "CUDA_HOME", None))
 
 
 def _with_engine(find: Find, device: str) -> Find:

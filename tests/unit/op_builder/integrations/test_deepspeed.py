@@ -201,8 +201,6 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_p
             print(*{getattr(each, "__module__", None) for each in found})
             print(getattr(accelerator.get_op_builder("InferenceBuilder"), "__module__", None))
         show()
-        from torch.utils import cpp_extension
-        home = cpp_extension.CUDA_HOME
         builder = get_accelerator().create_op_builder("TransformerBuilder")
         from op_builder.errors import IncompatibleOpError
         print(builder.name, isinstance(builder, builders.TransformerBuilder), builder.is_compatible())
@@ -216,8 +214,9 @@ def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(tmp_p
         print(cpp_extension.CUDA_HOME == home)
     """
     line = "import op_builder.integrations.deepspeed\n"
+    home = "from torch.utils import cpp_extension\nhome = cpp_extension.CUDA_HOME\n"
     begin = f"{line}import deepspeed\n" if how == "before" else f"import deepspeed.user\n{line}"
-    lines, log = run(tmp_path, begin + textwrap.dedent(code))
+    lines, log = run(tmp_path, home + begin + textwrap.dedent(code))
     # The class of an op that is installed is as without the engine.
     assert lines[:2] == ["deepspeed_on_accel_ops.transformer", "op_builder.cpu"]
     assert lines[2] == "transformer True False"
