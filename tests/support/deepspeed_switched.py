@@ -1,8 +1,13 @@
-"""A program for test_deepspeed.py that switches DeepSpeed to accel-ops and prints one JSON object."""
+"""Programs for test_deepspeed.py that switch DeepSpeed to accel-ops; each prints one JSON object."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -42,5 +47,24 @@ def lists() -> dict[str, Any]:
     return {"accelerators": SUPPORTED_ACCELERATOR_LIST, "builders": builders}
 
 
+def reports() -> dict[str, Any]:
+    """What the reports of both sides say of each op."""
+    from deepspeed import env_report
+
+    import op_builder.integrations.deepspeed  # noqa: F401 - the switch
+    from op_builder.report.__main__ import main
+
+    def printed(call: Callable[[], object]) -> str:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            call()
+        return output.getvalue()
+
+    theirs = re.sub(r"\x1b\[\d+m", "", printed(lambda: env_report.main(False, False)))
+    rows = re.findall(r"^(\w+) \.+ \[\w+\] \.+ \[(\w+)\]", theirs, re.MULTILINE)
+    ours = {op["name"]: op["compatible"] for op in json.loads(printed(lambda: main(["--json"])))["ops"]}
+    return {"theirs": {name: word == "OKAY" for name, word in rows}, "ours": ours}
+
+
 if __name__ == "__main__":
-    print(json.dumps(lists()))
+    print(json.dumps(globals()[sys.argv[1]]()))

@@ -1,6 +1,7 @@
 """A program that trains small models with DeepSpeed and prints the losses and what DeepSpeed used, one JSON object.
 
-Args: ``ours`` to switch it to this library, or ``own``; then a JSON list of runs. A run is an object with
+Args: ``before`` or ``after`` for the place of the line that switches it to this library, ``variable`` for
+ACCEL_DEEPSPEED=1 in the environment, ``own`` for neither; then a JSON list of runs. A run is an object with
 
     stage, dtype, optimizer, parameters   of ZeRO; where the last two are: "none", "cpu" or "nvme"
     nvme         the directory of that memory
@@ -21,7 +22,7 @@ from typing import Any
 
 STEPS, MORE = 20, 5
 ARGUMENTS = sys.argv[1:]
-if __name__ == "__main__" and ARGUMENTS[0] == "ours":
+if __name__ == "__main__" and ARGUMENTS[0] == "before":
     import op_builder.integrations.deepspeed  # noqa: F401
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
@@ -106,6 +107,8 @@ def summed(dtype: torch.dtype) -> float:
 
 
 def main(how: str, runs: list[dict[str, Any]]) -> None:
+    if how == "after":
+        import op_builder.integrations.deepspeed  # noqa: F401
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import cpu_adam
 
