@@ -111,20 +111,19 @@ class FusedOps {
  public:
   static Ops ops() {
     Ops all = Lists::ops();
-    all.insert(
-        all.end(),
-        {{"update(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, Tensor(c!)[] steps, Tensor? lr, "
-          "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
-          "int chunk_size, str isa) -> ()",
-          ACCEL_BOX_TRACED(&update)},
-         {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int",
-          ACCEL_BOX_TRACED(&prepare)},
-         {"update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
-          "float[] options, int step, bool maximize, int chunk_size, str isa, bool check_only) -> ()",
-          ACCEL_BOX(&update_prepared)},
-         {"supported_isas() -> str", ACCEL_BOX(&Runner::supported_isas)},
-         {"devices() -> str", ACCEL_BOX(&Runner::devices)},
-         {"declaration() -> str", ACCEL_BOX(&declaration_of<typename Runner::Declaration>)}});
+    all.insert(all.end(),
+               {{"update(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, Tensor(c!)[] steps, Tensor? lr, "
+                 "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
+                 "int chunk_size, str isa) -> ()",
+                 ACCEL_BOX_TRACED(&update)},
+                {"prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int",
+                 ACCEL_BOX_TRACED(&prepare)},
+                {"update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
+                 "float[] options, int step, bool maximize, int chunk_size, str isa, bool check_only) -> ()",
+                 ACCEL_BOX(&update_prepared)},
+                {"supported_isas() -> str", ACCEL_BOX(&Runner::supported_isas)},
+                {"devices() -> str", ACCEL_BOX(&Runner::devices)},
+                {"declaration() -> str", ACCEL_BOX(&declaration_of<typename Runner::Declaration>)}});
     return all;
   }
 

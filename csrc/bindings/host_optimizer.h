@@ -229,8 +229,8 @@ class HostOptimizer {
 
   // The same for a traced graph, which would be compiled again for each new step or learning rate: step, grad_scale and
   // options come in a tensor of float64.
-  static void update_by_numbers(Tensors params, Tensors grads, Tensors states, Tensors copies,
-                                Tensor numbers, bool zero_grads, bool stochastic, std::int64_t seed, std::string isa,
+  static void update_by_numbers(Tensors params, Tensors grads, Tensors states, Tensors copies, Tensor numbers,
+                                bool zero_grads, bool stochastic, std::int64_t seed, std::string isa,
                                 std::vector<std::int64_t> places) {
     constexpr std::size_t kBefore = 2;
     constexpr std::size_t kCount = kBefore + Optimizer::kOptions.size();
@@ -245,13 +245,13 @@ class HostOptimizer {
     if (!(std::fabs(step) <= kLastStep && std::floor(step) == step)) {
       refuse("step is " + std::to_string(step) + ", which is not a whole number.", "Pass the number of this update.");
     }
-    update(std::move(params), std::move(grads), std::move(states), std::move(copies),
-           static_cast<std::int64_t>(step), {values + kBefore, values + kCount}, values[1], zero_grads, stochastic,
-           seed, std::move(isa), std::move(places));
+    update(std::move(params), std::move(grads), std::move(states), std::move(copies), static_cast<std::int64_t>(step),
+           {values + kBefore, values + kCount}, values[1], zero_grads, stochastic, seed, std::move(isa),
+           std::move(places));
   }
 
-  static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors copies,
-                              Tensors steps, std::vector<std::int64_t> places) {
+  static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors copies, Tensors steps,
+                              std::vector<std::int64_t> places) {
     auto prepared = std::make_shared<Prepared>();
     prepared->lists = {std::move(params), std::move(grads), std::move(states), std::move(copies), std::move(places)};
     prepared->lists.require_places();

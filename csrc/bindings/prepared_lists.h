@@ -66,15 +66,14 @@ class WatchedTensors {
   bool are_unchanged(std::size_t count) const {
     constexpr std::int64_t kBlock = 32;
     std::atomic<bool> unchanged{!watched_.empty()};
-    parallel_for(0, static_cast<std::int64_t>(count), kGrainTensors,
-                 [&](std::int64_t first, std::int64_t last) {
-                   for (std::int64_t i = first; i < last; i += kBlock) {
-                     if (!is_unchanged(&watched_[i], i + kBlock < last ? kBlock : last - i)) {
-                       unchanged.store(false, std::memory_order_relaxed);
-                       return;
-                     }
-                   }
-                 });
+    parallel_for(0, static_cast<std::int64_t>(count), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t i = first; i < last; i += kBlock) {
+        if (!is_unchanged(&watched_[i], i + kBlock < last ? kBlock : last - i)) {
+          unchanged.store(false, std::memory_order_relaxed);
+          return;
+        }
+      }
+    });
     return unchanged;
   }
 

@@ -319,8 +319,7 @@ const accel::Ops ops = {
     {"all_reduce(Tensor x, int group, int reduction) -> Tensor", ACCEL_BOX(&all_reduce), ACCEL_BOX(&all_reduce_meta),
      ACCEL_BOX_REFUSE_LAZY(&all_reduce)},
     {"all_reduce_(Tensor(a!) x, int group, int reduction) -> ()", COLLECTIVE(&all_reduce_in_place)},
-    {"reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()",
-     COLLECTIVE(&reduce_scatter)},
+    {"reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()", COLLECTIVE(&reduce_scatter)},
     {"all_gather(Tensor(a!) output, Tensor input, int group) -> ()", COLLECTIVE(&all_gather)},
     {"broadcast_(Tensor(a!) x, int group, int source) -> ()", COLLECTIVE(&broadcast)},
 };

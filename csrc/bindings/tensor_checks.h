@@ -70,7 +70,7 @@ inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int6
 // its memory; elements have `element_bytes`.
 template <class RequirePlace>
 DenseMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes,
-                        const RequirePlace& require_place) {
+                         const RequirePlace& require_place) {
   if (!tensor.is_strided()) {
     refuse(argument.text() + " is sparse; a dense (strided) tensor is required.",
            "Pass a dense tensor, for example x.to_dense().");

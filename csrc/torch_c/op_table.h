@@ -27,7 +27,7 @@ inline void register_ops(const Ops& ops, std::initializer_list<const char*> devi
   for (const Op& op : ops) {
     schemas.def(op.schema);
   }
-  const auto implement = [&](const char* key, bool takes_tensors, Boxed Op::*function) {
+  const auto implement = [&](const char* key, bool takes_tensors, Boxed Op::* function) {
     Library& part = *new Library(name_space, key);
     for (const Op& op : ops) {
       if ((op.traced.function != nullptr) == takes_tensors && (op.*function).function != nullptr) {
@@ -51,5 +51,4 @@ inline void register_ops(const Ops& ops, std::initializer_list<const char*> devi
 #define ACCEL_BOX_TRACED(function) ACCEL_BOX(function), ACCEL_BOX_IDLE(function)
 
 // At namespace scope of one binding file: ACCEL_OP_TABLE(ops, "CPU", "CUDA"), with accel::Ops and the dispatch keys.
-#define ACCEL_OP_TABLE(ops, ...) \
-  ACCEL_REGISTER_LIBRARY(::accel::register_ops(ops, {__VA_ARGS__}, name_space))
+#define ACCEL_OP_TABLE(ops, ...) ACCEL_REGISTER_LIBRARY(::accel::register_ops(ops, {__VA_ARGS__}, name_space))

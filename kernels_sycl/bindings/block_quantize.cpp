@@ -12,8 +12,8 @@
 namespace {
 
 using accel::Argument;
-using accel::FloatMemory;
 using accel::DevicePlace;
+using accel::FloatMemory;
 using accel::refuse;
 using accel::ScalarType;
 using accel::Tensor;
@@ -104,8 +104,7 @@ void dequantize(Tensor codes, Tensor scales, Tensor x, std::int64_t block, std::
 
 const accel::Ops ops = {
     {"quantize(Tensor x, Tensor(a!) codes, Tensor(b!) scales, int block, int bits) -> ()", ACCEL_BOX_TRACED(&quantize)},
-    {"dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()",
-     ACCEL_BOX_TRACED(&dequantize)},
+    {"dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()", ACCEL_BOX_TRACED(&dequantize)},
 };
 
 }  // namespace

@@ -14,9 +14,9 @@
 namespace {
 
 using accel::Argument;
-using accel::FloatMemory;
 using accel::DevicePlace;
 using accel::DType;
+using accel::FloatMemory;
 using accel::refuse;
 using accel::Tensor;
 using accel::xpu::Kernel;

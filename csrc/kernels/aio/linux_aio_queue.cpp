@@ -41,8 +41,8 @@ class LinuxAioQueue final : public Queue {
   }
 
   int collect(Completion* completions, int least, int most) override {
-    const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least), static_cast<long>(most),
-                               events_.data(), nullptr);
+    const long taken =
+        syscall(SYS_io_getevents, context_, static_cast<long>(least), static_cast<long>(most), events_.data(), nullptr);
     if (taken < 0) {
       return -errno;
     }

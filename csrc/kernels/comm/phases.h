@@ -91,10 +91,7 @@ class Phases {
  public:
   // All borrowed; `segments` of all ranks, in their order, each of which begins with a Control.
   Phases(int rank, const std::vector<char*>& segments, Patience patience, Surroundings& surroundings)
-      : rank_(rank),
-        timeout_ns_(patience.timeout_ns),
-        spin_ns_(patience.spin_ns),
-        surroundings_(surroundings) {
+      : rank_(rank), timeout_ns_(patience.timeout_ns), spin_ns_(patience.spin_ns), surroundings_(surroundings) {
     for (char* const segment : segments) {
       controls_.push_back(reinterpret_cast<Control*>(segment));
     }

@@ -177,13 +177,9 @@ void install(const std::string& name, int64_t count) {
   kernels.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
 }
 
-int64_t memory(int64_t device, bool peak) {
-  return peak ? counters[device].peak : counters[device].current;
-}
+int64_t memory(int64_t device, bool peak) { return peak ? counters[device].peak : counters[device].current; }
 
-void reset_peak(int64_t device) {
-  counters[device].peak = counters[device].current;
-}
+void reset_peak(int64_t device) { counters[device].peak = counters[device].current; }
 
 void set_generator(int64_t device, at::Generator generator) { generators[device] = std::move(generator); }
 

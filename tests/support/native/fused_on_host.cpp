@@ -9,9 +9,9 @@
 using namespace accel;
 using namespace accel::cuda;
 
-#define FUNCTION(name, Optimizer)                                                                                    \
-  extern "C" int name(const DeviceTensor* tensors, std::size_t count, const double* options, double step,            \
-                      const Controls* controls, std::int64_t chunk_size) {                                           \
+#define FUNCTION(name, Optimizer)                                                                                      \
+  extern "C" int name(const DeviceTensor* tensors, std::size_t count, const double* options, double step,              \
+                      const Controls* controls, std::int64_t chunk_size) {                                             \
     return fused_update<Optimizer>(tensors, count, Optimizer::options(options), step, *controls, chunk_size, nullptr); \
   }
 FUNCTION(adam, Adam)

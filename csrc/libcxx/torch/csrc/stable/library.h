@@ -16,7 +16,6 @@ void boxed_by_torch(StableIValue* stack, uint64_t arguments, uint64_t results) {
 
 #define ACCEL_TORCH_BOX_PASSES_ERRORS
 #undef TORCH_BOX
-#define TORCH_BOX(func)                                         \
-  (&::accel::torch_c::boxed_by_torch<                           \
-      &::torch::stable::detail::boxer<                          \
-          std::remove_pointer_t<std::remove_reference_t<decltype(func)>>, (func)>::boxed_fn>)
+#define TORCH_BOX(func)                                               \
+  (&::accel::torch_c::boxed_by_torch<&::torch::stable::detail::boxer< \
+       std::remove_pointer_t<std::remove_reference_t<decltype(func)>>, (func)>::boxed_fn>)
