@@ -360,6 +360,10 @@ OCL_ICD_FILENAMES = _text(
 )
 SYCL_CACHE_PERSISTENT = _text("SYCL_CACHE_PERSISTENT", "0 disables the cache of compiled SYCL kernels.", "1")
 SYCL_CACHE_DIR = _text("SYCL_CACHE_DIR", "Directory of compiled SYCL kernels.", "v1/sycl_kernels in ACCEL_CACHE_DIR")
+ACCEL_SET_FOR_SYCL = _text(
+    "ACCEL_SET_FOR_SYCL",
+    "Internal: the variables of the three above that this process or its parent has set, as JSON.",
+)
 
 
 _OF_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")

@@ -1,6 +1,4 @@
-"""A library for Linux as the dynamic loader reads it: by program headers and the dynamic table.
-
-Sections are read for the number of symbols alone, which the loader does not need.
+"""A library for Linux as the dynamic loader reads it: by program headers and the dynamic table, without sections.
 
 The formats are those of the System V gABI and, for GNU's hash table, versions and properties, of glibc's ``elf.h``.
 """
@@ -22,16 +20,23 @@ from op_builder.system.file_kinds import MARKS_BYTES, kind_of
 _PROGRAM, _SHARED = 2, 3  # ET_EXEC, ET_DYN
 _KINDS = {1: "an object file", _PROGRAM: "a program", 4: "a core dump"}
 _LOAD, _DYNAMIC, _NOTE, _STACK, _PROPERTY = 1, 2, 4, 0x6474E551, 0x6474E553
-_NEEDED, _STRTAB, _SYMTAB, _RPATH, _RUNPATH = 1, 5, 6, 15, 29
-_VERSYM, _FLAGS_1, _VERNEED, _VERNEEDNUM = 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
+_NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA, _RELASZ, _RPATH = 1, 4, 5, 6, 7, 8, 15
+_REL, _RELSZ, _PLTREL, _JMPREL, _PLTRELSZ, _RUNPATH = 17, 18, 20, 23, 2, 29
+_GNU_HASH, _VERSYM, _FLAGS_1, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
 _VERDEF, _VERDEFNUM, _FILTER = 0x6FFFFFFC, 0x6FFFFFFD, 0x7FFFFFFF  # a filtered library is loaded like a needed one
 _NOOPEN, _PIE = 0x40, 0x08000000  # of DF_1
 _SYSTEM_V, _GNU = 0, 3  # EI_OSABI
-_DYNSYM = 11  # SHT_DYNSYM
 _WEAK_VERSION = 2  # VER_FLG_WEAK: the loader accepts a library without it
 _X86_ISA_NEEDED = 0xC0008002
-# The architecture in a wheel's tag, by e_machine.
-_WHEEL_NAMES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 22: "s390x", 258: "loongarch64"}
+_WHEEL_NAMES = {  # e_machine: the architecture in a wheel's tag, for 64 and for 32 bits
+    62: ("x86_64", "x32"),
+    183: ("aarch64", "aarch64"),
+    3: ("i686", "i686"),
+    40: ("armv7l", "armv7l"),
+    243: ("riscv64", "riscv32"),
+    22: ("s390x", "s390"),
+    258: ("loongarch64", "loongarch64"),
+}
 # Versions that stand for features of the loader, and the first release with each.
 _NUMBERED = {"GLIBC_ABI_DT_RELR": "GLIBC_2.36"}
 _OTHERS = {
@@ -54,7 +59,7 @@ class Elf(NamedTuple):
     """What the dynamic loader reads of a file.
 
     Attributes:
-        machine: as in wheel tags: ``x86_64``, ``aarch64``; the number of a rare one; ``32-bit`` for all such systems.
+        machine: as in wheel tags: ``x86_64``, ``aarch64``, ``armv7l``; the number of a rare one.
         needed: libraries (``DT_NEEDED``, ``DT_FILTER``).
         rpath: where it looks for them before ``LD_LIBRARY_PATH``, with ``$ORIGIN``. ``runpath``: where after it.
         defined: names of defined symbols.
@@ -81,12 +86,6 @@ class Elf(NamedTuple):
     has_executable_stack: bool = False
     versions_of: frozenset[tuple[str, str]] = frozenset()
     provides: frozenset[str] = frozenset()
-
-
-_OF_32_BITS = Elf(
-    *("32-bit", (), (), (), frozenset(), frozenset(), frozenset(), frozenset(), ""),
-    unusable="it is for 32-bit systems, which torch does not support",
-)
 
 
 def read_library(path: Path) -> Elf:
@@ -117,8 +116,6 @@ def read_elf(content: bytes | mmap.mmap) -> Elf:
         found = kind_of(content[:MARKS_BYTES], may_be_text=bool(other))
         kind, remedy = found or (other or "not an ELF file", "")
         raise NotElfError(f"it is {kind}" if content else "it is empty", remedy)
-    if content[4:5] == b"\1":
-        return _OF_32_BITS
     try:
         return _read(_File(content))
     except struct.error:  # a table reaches beyond the end
@@ -138,24 +135,26 @@ class _File:
     """An ELF file's content, and where the loader maps it."""
 
     def __init__(self, content: bytes | mmap.mmap) -> None:
-        if len(content) < 20 or content[4] != 2 or content[5] not in (1, 2):
+        if len(content) < 20 or content[4] not in (1, 2) or content[5] not in (1, 2):
             raise ValueError("its header is not valid")
         self.content = content
         # No part is read twice, but names may share their ends. In a hostile file all may overlap.
         self.reads_left = self.characters_left = 4 * len(content)
-        self.is_little = content[5] == 1
-        header = self.unpack("HHIQQQIHHHHH", 16)
-        self.type, self.machine, _, _, first, first_section, _, _, size, count, section_size, sections = header
+        self.is_64_bit, self.is_little = content[4] == 2, content[5] == 1
+        self.word_bytes = 8 if self.is_64_bit else 4
+        self.type, self.machine, _, _, first, _, _, _, size, count = self.unpack("HHIAAAIHHH", 16)
         self.segments = []
         for at in range(first, first + size * count, size) if size else ():
-            kind, flags, offset, address, _, length, _, alignment = self.unpack("IIQQQQQQ", at)
+            if self.is_64_bit:
+                kind, flags, offset, address, _, length, _, alignment = self.unpack("IIQQQQQQ", at)
+            else:
+                kind, offset, address, _, length, _, flags, alignment = self.unpack("8I", at)
             self.segments.append(_Segment(kind, flags, offset, address, length, alignment))
-        self.sections = range(first_section, first_section + section_size * sections, section_size or 1)
         self.names: dict[int, str] = {}
 
     def format(self, fields: str) -> str:
-        """A format of ``struct`` in this file's byte order."""
-        return ("<" if self.is_little else ">") + fields
+        """A format of ``struct`` in this file's byte order; ``A`` is an address or a word of its size."""
+        return ("<" if self.is_little else ">") + fields.replace("A", "Q" if self.is_64_bit else "I")
 
     def unpack(self, fields: str, at: int) -> tuple[int, ...]:
         self.reads_left -= 1
@@ -227,9 +226,10 @@ def _read(file: _File) -> Elf:
 
     isa = max(_needed_isas(file), default=0)
     stack = [segment.flags for segment in file.segments if segment.kind == _STACK]
-    machine = _WHEEL_NAMES.get(file.machine, f"machine number {file.machine}")
+    names = _WHEEL_NAMES.get(file.machine)
     if file.machine == 21:  # PowerPC names its byte order
-        machine = "ppc64le" if file.is_little else "ppc64"
+        names = ("ppc64le", "ppcle") if file.is_little else ("ppc64", "ppc")
+    machine = names[not file.is_64_bit] if names else f"machine number {file.machine}"
     return Elf(
         machine,
         tuple(file.name(strings + value) for tag, value in listed if tag in (_NEEDED, _FILTER)),
@@ -241,7 +241,7 @@ def _read(file: _File) -> Elf:
         frozenset(version.name for version in versions.values() if not version.is_weak),
         "" if not isa else "x86-64" if isa == 1 else f"x86-64-v{isa.bit_length()}",
         _reason_unusable(file, tags),
-        bool(stack[-1] & 1) if stack else machine == "x86_64",  # its ABI's default
+        bool(stack[-1] & 1) if stack else machine in ("x86_64", "i686"),  # their ABI's default
         frozenset((version.library, version.name) for version in versions.values() if not version.is_weak),
         frozenset(_defined_versions(file, tags, strings)),
     )
@@ -265,7 +265,7 @@ def _dynamic_tags(file: _File) -> list[tuple[int, int]]:
     segments = [segment for segment in file.segments if segment.kind == _DYNAMIC]
     if file.type not in (_SHARED, _PROGRAM) or not segments:
         return []
-    table = file.table("QQ", file.offset(segments[-1].address), segments[-1].size // 16)
+    table = file.table("AA", file.offset(segments[-1].address), segments[-1].size // (2 * file.word_bytes))
     return [(tag, value) for tag, value in takewhile(lambda entry: entry[0], table)]
 
 
@@ -273,12 +273,41 @@ def _symbols(file: _File, tags: dict[int, int]) -> Iterator[tuple[int, int, bool
     """(place of the name, binding, whether it is defined) of each dynamic symbol."""
     if _SYMTAB not in tags:
         return
-    sections = (file.unpack("IIQQQQ", at) for at in file.sections)
-    size = next((size for _, kind, _, _, _, size in sections if kind == _DYNSYM), None)
-    if size is None:
-        raise ValueError("it has no section with dynamic symbols")
-    for name, info, _, section, _, _ in file.table("IBBHQQ", file.offset(tags[_SYMTAB]), size // 24):
-        yield name, info >> 4, section != 0
+    count = _symbol_count(file, tags)
+    if file.is_64_bit:
+        for name, info, _, section, _, _ in file.table("IBBHQQ", file.offset(tags[_SYMTAB]), count):
+            yield name, info >> 4, section != 0
+    else:
+        for name, _, _, info, _, section in file.table("IIIBBH", file.offset(tags[_SYMTAB]), count):
+            yield name, info >> 4, section != 0
+
+
+def _symbol_count(file: _File, tags: dict[int, int]) -> int:
+    """The loader needs no count: it finds symbols by a hash table or by the relocations' indices."""
+    if _GNU_HASH in tags:
+        at = file.offset(tags[_GNU_HASH])
+        buckets, first, bloom_words, _ = file.unpack("4I", at)
+        at += 16 + bloom_words * file.word_bytes
+        last = max((bucket for (bucket,) in file.table("I", at, buckets)), default=0)
+        if last:
+            chains = at + 4 * (buckets - first)
+            while not file.unpack("I", chains + 4 * last)[0] & 1:  # the mark of a chain's end
+                last += 1
+            return last + 1
+    elif _HASH in tags:
+        return file.unpack("II", file.offset(tags[_HASH]))[1]
+    # It exports nothing.
+    last = 0
+    for start, size, has_addend in (
+        (_RELA, _RELASZ, True),
+        (_REL, _RELSZ, False),
+        (_JMPREL, _PLTRELSZ, tags.get(_PLTREL) == _RELA),
+    ):
+        if start in tags:
+            fields = "AAA" if has_addend else "AA"
+            table = file.table(fields, file.offset(tags[start]), tags.get(size, 0) // (len(fields) * file.word_bytes))
+            last = max(last, *(info >> (32 if file.is_64_bit else 8) for _, info, *_ in table), 0)
+    return last + 1
 
 
 class _Version(NamedTuple):

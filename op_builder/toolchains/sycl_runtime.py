@@ -7,6 +7,7 @@ the PyPI wheel ``intel-sycl-rt``, opened by its path before the op's binary, whi
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shutil
@@ -151,7 +152,9 @@ def _file(path: Path) -> Path | None:
 
 
 def runtime_variables(runtime: SyclRuntime | None, kernels: Path | None) -> dict[str, str]:
-    """The values of the variables that the runtime reads, without those that are set.
+    """The values of the variables that the runtime reads; those that the user has set are kept.
+
+    Values that :func:`open_runtime` has set, here or in a parent process, do not count as the user's.
 
     Args:
         runtime: the one that accel-ops opens; None if torch has opened its own.
@@ -163,7 +166,19 @@ def runtime_variables(runtime: SyclRuntime | None, kernels: Path | None) -> dict
     if runtime is not None and runtime.opencl_cpu is not None:
         # The wheel's own registration of its driver names a path of the machine that built it.
         wanted[env.OCL_ICD_FILENAMES] = str(runtime.opencl_cpu)
-    return {variable.name: value for variable, value in wanted.items() if variable.raw() is None}
+    ours = _set_by_us()
+    return {
+        variable.name: value for variable, value in wanted.items() if variable.raw() in (None, ours.get(variable.name))
+    }
+
+
+def _set_by_us() -> dict[str, str]:
+    """What :func:`open_runtime` has set, by the variables' names; a child process inherits it with them."""
+    try:
+        variables = json.loads(env.ACCEL_SET_FOR_SYCL.raw() or "{}")
+    except ValueError:
+        return {}
+    return variables if isinstance(variables, dict) else {}
 
 
 def open_runtime(kernels: Path | None, soname: str) -> None:
@@ -193,7 +208,8 @@ def open_runtime(kernels: Path | None, soname: str) -> None:
                 f"The op was built for {soname}; the SYCL runtime here is {runtime.version}, {runtime.library}.",
                 "Build the op again with this runtime, or install the release that it was built with.",
             )
-    env.set_for_libraries(runtime_variables(runtime if is_ours else None, kernels))
+    variables = runtime_variables(runtime if is_ours else None, kernels)
+    env.set_for_libraries({**variables, env.ACCEL_SET_FOR_SYCL.name: json.dumps({**_set_by_us(), **variables})})
     if not opened and runtime is not None:
         import ctypes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,6 @@ from tests.support.compilers import shared_library
 from tests.support.sycl_ops import KERNEL, XPU_BINDING, ScaleBuilder, needs_runtime, run_with_op, write_scale
 
 pytestmark = needs_runtime
-
-
-@pytest.fixture(autouse=True)
-def unset() -> Iterator[None]:
-    """The cache of kernels as in a new process: an op that another test has opened left its own set."""
-    with env.scope(SYCL_CACHE_DIR=None, SYCL_CACHE_PERSISTENT=None):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -286,12 +278,15 @@ def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
     assert facts["devices"][0]["driver"] in shown["device (cpu)"]
 
 
-def test_a_users_variables_are_kept(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("op")
+def test_a_users_variables_are_kept_and_those_of_an_opened_op_give_way_to_another_cache(tmp_path: Path) -> None:
+    """A child process inherits them."""
     runtime = find_runtime()
+    assert "SYCL_CACHE_DIR" in env.child_environment()
     with env.scope(OCL_ICD_FILENAMES=None):
-        ours = runtime_variables(runtime, tmp_path)
-    assert ours["SYCL_CACHE_DIR"] == str(tmp_path)
-    assert ours["OCL_ICD_FILENAMES"].endswith("libintelocl.so")
+        inherited = runtime_variables(runtime, tmp_path)
+    assert inherited["SYCL_CACHE_DIR"] == str(tmp_path)
+    assert inherited["OCL_ICD_FILENAMES"].endswith("libintelocl.so")
     with env.scope(SYCL_CACHE_DIR="/mine", OCL_ICD_FILENAMES="/my/driver.so"):
         assert set(runtime_variables(runtime, tmp_path)) == {"SYCL_CACHE_PERSISTENT"}
 
