@@ -24,7 +24,10 @@ from benchmarks import _measure, _processes
 from benchmarks._peers import failure
 
 Label = tuple[str, ...]
-"""What identifies a sample: the keys on the way to it, and the texts beside it (a case, a contender)."""
+"""What identifies a sample: the keys on the way to it, and the texts and sizes beside it (a case, a contender)."""
+
+
+_SIZE = "size_bytes"
 
 
 class Row(NamedTuple):
@@ -45,9 +48,11 @@ class Row(NamedTuple):
 def labelled(value: object, label: Label = ()) -> Iterator[tuple[Label, float]]:
     """Each number in a benchmark's samples; those of one list have the same label."""
     if isinstance(value, dict):
-        texts = tuple(text for text in value.values() if isinstance(text, str))
+        texts = [text for text in value.values() if isinstance(text, str)]
+        sizes = [f"{value[_SIZE]} bytes"] if _SIZE in value else []
         for key, each in value.items():
-            yield from labelled(each, (*label, *texts, str(key)))
+            if key != _SIZE:
+                yield from labelled(each, (*label, *texts, *sizes, str(key)))
     elif isinstance(value, list):
         for each in value:
             yield from labelled(each, label)

@@ -14,15 +14,18 @@ from benchmarks.compare import Row, medians, rows_of
 SAMPLES = {
     "load": [{"name": "warm", "seconds": [3.0, 1.0, 2.0], "limit_s": None, "peers": {"torch": [4.0]}, "is_met": True}],
     "pass": {"plain": [0.25, 0.5, 0.75]},
+    "ranks": [{"size_bytes": 4, "turns": [1.0]}, {"size_bytes": 64, "turns": [5.0]}],
 }
 
 
-def test_a_quantity_is_named_by_its_keys_and_the_texts_beside_it() -> None:
+def test_a_quantity_is_named_by_its_keys_and_the_texts_and_sizes_beside_it() -> None:
     found = medians(SAMPLES)
     assert found == {
         ("load", "warm", "seconds"): 2.0,
         ("load", "warm", "peers", "torch"): 4.0,
         ("pass", "plain"): 0.5,
+        ("ranks", "4 bytes", "turns"): 1.0,
+        ("ranks", "64 bytes", "turns"): 5.0,
     }
 
 
