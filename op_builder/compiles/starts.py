@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
@@ -141,7 +140,11 @@ def _resolved(program: Any, cwd: Any, environment: Any) -> str:
     name = os.fsdecode(program)
     if os.sep in name:
         return os.path.join(os.fsdecode(cwd), name) if cwd is not None else name
-    return shutil.which(name, path=os.pathsep.join(os.get_exec_path(environment or None))) or name
+    for directory in os.get_exec_path(environment or None):
+        path = os.path.join(directory, name)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    return name
 
 
 def _asker(frame: FrameType | None) -> Asker:
