@@ -217,7 +217,8 @@ def _stage(cache: Cache, bundle: zipfile.ZipFile, manifest: Manifest, directory:
         artifact.chmod(0o755)
     if digest.hexdigest() != manifest.sha256:
         raise BundleError(f"{_member_name(manifest)} does not match its manifest.", _REMEDY)
-    if not _is_library(start, is_for_here=manifest.key_parts.get("platform") == platform_name()):
+    platform = manifest.key_parts.get("platform", "")
+    if platform.startswith("linux") and not _is_library(start, is_for_here=platform == platform_name()):
         raise BundleError(f"{_member_name(manifest)} is not a shared library of the platform in its manifest.", _REMEDY)
 
 

@@ -63,6 +63,12 @@ def refused(capsys: pytest.CaptureFixture[str], cache: Cache) -> Refused:
     return message
 
 
+def test_a_binary_for_macos_is_no_elf_file(tmp_path: Path, cache: Cache) -> None:
+    content = b"\xcf\xfa\xed\xfe" + bytes(60)  # Mach-O
+    made = entries.manifest(content, platform="darwin arm64")
+    assert len(import_bundle(cache, bundle(tmp_path / "x.zip", made, content))) == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", LIBRARY[:19], OTHER_MACHINE, LIBRARY[:16] + struct.pack("=H", 2) + LIBRARY[18:]],
