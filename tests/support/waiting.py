@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _LIMIT_S = 300  # only a guard against hangs
@@ -31,8 +32,17 @@ def has_ended(process: int) -> bool:
     """Whether a process has ended, even if its parent has not waited for it."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the opening and the reading
         return True
+
+
+def open_files(process: int) -> list[str]:
+    """The paths of the files that a process has open; it may open and close others meanwhile."""
+    found = []
+    for name in os.listdir(f"/proc/{process}/fd"):
+        with suppress(FileNotFoundError):  # closed since the listing
+            found.append(os.readlink(f"/proc/{process}/fd/{name}"))
+    return found
 
 
 def write_pid(directory: str | Path, rank: int) -> None:

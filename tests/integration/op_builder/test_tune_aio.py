@@ -16,7 +16,7 @@ import pytest
 from op_builder import env
 from op_builder import tune_aio as command
 from op_builder.cpu import AsyncIOBuilder
-from tests.support.waiting import wait_until
+from tests.support.waiting import open_files, wait_until
 
 QUICK = ["--quick", "--size", "2M", "--seconds", "0.001"]
 
@@ -98,8 +98,7 @@ def test_no_file_is_left_when_it_is_ended(disk: Path, tmp_path: Path, number: si
     AsyncIOBuilder().load()  # so that it is in the cache
     arguments = ["--size", "4M", "--seconds", "600", "--engine", "threads", "--output", tmp_path / "s.json"]
     tuner = subprocess.Popen([sys.executable, "-m", command.__name__, disk, *arguments], stderr=PIPE, text=True)
-    descriptors = Path(f"/proc/{tuner.pid}/fd")
-    wait_until(lambda: any(os.path.realpath(each).startswith(str(disk)) for each in descriptors.iterdir()))
+    wait_until(lambda: tuner.poll() is not None or any(path.startswith(str(disk)) for path in open_files(tuner.pid)))
     tuner.send_signal(number)
     _, error = tuner.communicate(timeout=60)
     assert os.listdir(disk) == []
