@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -185,8 +186,7 @@ class Relay:
                 _write_all(self._target, rest)
 
 
-# One for all pipes: to the kernel, a process that holds one pipe and waits for another may look like a deadlock.
-_write_lock = threading.Lock()
+_pipes: dict[int, threading.Lock] = {}
 
 
 @contextlib.contextmanager
@@ -194,16 +194,32 @@ def _alone_in_pipe(descriptor: int) -> Iterator[None]:
     """Keep other ranks and threads from writing to a pipe, which may split lines of more than ``PIPE_BUF`` bytes."""
     import fcntl  # Windows has none
 
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISFIFO(status.st_mode):
         yield
         return
-    with _write_lock:  # a record lock is the whole process's
-        with contextlib.suppress(OSError):  # a system without such locks for pipes
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    with _pipes.setdefault(status.st_ino, threading.Lock()):  # a record lock is the whole process's
+        is_locked = _lock_record(descriptor)
         try:
             yield
         finally:
-            fcntl.lockf(descriptor, fcntl.LOCK_UN)
+            if is_locked:
+                fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+
+def _lock_record(descriptor: int) -> bool:
+    """Lock it against other processes; False if the system has no such locks for it."""
+    import fcntl
+
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            return True
+        except OSError as error:
+            # The kernel believes in a deadlock when a process holds one pipe and waits for another, in two threads.
+            if error.errno != errno.EDEADLK:
+                return False
+        time.sleep(0.001)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

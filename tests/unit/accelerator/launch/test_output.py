@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,3 +100,51 @@ def test_a_failure_is_removed_from_the_output(pipe: Pipe) -> None:
     pipe.write(line[100:] + "after\n")
     pipe.wait_for("before\nunfinishedafter\n")
     assert pipe.failures == [FAILURE]
+
+
+@pytest.mark.parametrize("is_same", [False, True], ids=["two_pipes", "one_pipe"])
+def test_processes_with_two_relays_lose_and_mix_no_line(is_same: bool) -> None:
+    """With two pipes the kernel's deadlock detection gives false alarms."""
+    ends = [os.pipe() for _ in range(1 if is_same else 2)]
+    writers = [writer for _, writer in ends]
+    targets = [str(writer) for writer in (writers * 2)[:2]]
+    command = [sys.executable, "-m", "tests.support.two_relays"]
+    ranks = [subprocess.Popen([*command, name, *targets], pass_fds=writers) for name in ("a", "b")]
+    for writer in writers:
+        os.close(writer)
+    texts = dict.fromkeys(reader for reader, _ in ends)
+
+    def read(reader: int) -> None:
+        with open(reader, encoding="ascii") as file:
+            texts[reader] = file.read()
+
+    threads = [threading.Thread(target=read, args=(reader,)) for reader in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    sent = sorted(f"{name}{number} {'x' * 9000}" for name in "ab" for number in range(300))
+    for text in texts.values():
+        assert sorted(text.splitlines()) == (sorted(sent * 2) if is_same else sent)
+
+
+def test_a_stream_that_nobody_reads_does_not_stop_the_other() -> None:
+    (full, full_target), (free, free_target) = os.pipe(), os.pipe()
+    size = len(b"x" * 9000 + b"\n") * 30  # more than a pipe holds
+    relays, writers = [], []
+    for target in (full_target, free_target):
+        reader, writer = os.pipe()
+        relays.append(Relay(reader, target))
+        writers.append(writer)
+    writes = threading.Thread(target=lambda: [os.write(writers[0], b"x" * 9000 + b"\n") for _ in range(30)])
+    writes.start()
+    wait_until(lambda: select.select([full], [], [], 0)[0])
+    os.write(writers[1], b"ready\n")
+    wait_until(lambda: select.select([free], [], [], 0)[0])
+    assert os.read(free, 100) == b"ready\n"
+    while size:
+        size -= len(os.read(full, 1 << 16))
+    writes.join()
+    for relay in relays:
+        relay.finish()
