@@ -45,13 +45,13 @@ def test_the_ported_script_gives_the_same_losses(ported: dict[str, Any]) -> None
     check(run(str(SCRIPTS / "before.py"), f"--steps={STEPS}"), ported)
 
 
-@pytest.mark.cuda
 def test_the_ported_script_names_no_device() -> None:
     before, after = ((SCRIPTS / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
     assert "cuda" in before
     assert not re.findall(r"cuda|cpu|nccl|gloo", after.partition('"""\n\n')[2])
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_ported_script_gives_the_same_losses_on_cuda() -> None:
     visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
