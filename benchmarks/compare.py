@@ -1,8 +1,9 @@
 """Run a benchmark on another commit and on the working tree in turns, and compare their samples.
 
 For example ``python -m benchmarks.compare main calls``, or ``python -m benchmarks.compare HEAD~20 jit --quick`` with
-options of the benchmark. A row is slower or faster only if it is so in every turn, by more than ``--least``; on a busy
-machine, or with few turns, some rows are by chance.
+options of the benchmark. A quantity has changed only if it is larger, or smaller, in every turn, and its median by more
+than ``--least``; on a busy machine, or with few turns, some changes are due to chance. Ctrl-C ends the comparison with
+the turns that are complete.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -26,8 +26,7 @@ from benchmarks._peers import failure
 Label = tuple[str, ...]
 """What identifies a sample: the keys on the way to it, and the texts and sizes beside it (a case, a contender)."""
 
-
-_SIZE = "size_bytes"
+_SIZE = "size_bytes"  # the key of a size, which identifies a sample as a text does
 
 
 class Row(NamedTuple):
@@ -121,31 +120,35 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("commit", help="the commit to compare with: a branch, a tag or a hash")
-    parser.add_argument("benchmark", help="the benchmark's name; options after it are passed on to it")
+    parser.add_argument("benchmark", help="the benchmark's name")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of the benchmark")
     parser.add_argument("--turns", type=_measure.positive, default=3, help="runs of each side (default: 3)")
     parser.add_argument(
         "--least", type=float, default=0.05, help="the smallest change to call one, as a share (default: 0.05)"
     )
     parser.add_argument("--all", action="store_true", help="print all rows, not only those that changed")
-    arguments, options = parser.parse_known_args()
+    arguments = parser.parse_args()
     if not (_measure.ROOT / "benchmarks" / f"{arguments.benchmark}.py").is_file():
         parser.error(f"unknown benchmark {arguments.benchmark!r}")
     machine = _measure.describe_machine()
+    before: list[dict[Label, float]] = []
+    after: list[dict[Label, float]] = []
     with checked_out(arguments.commit) as tree:
-        turns = _measure.interleave(
-            {
-                "before": partial(run, tree, arguments.benchmark, options),
-                "after": partial(run, _measure.ROOT, arguments.benchmark, options),
-            },
-            arguments.turns,
-            f"{arguments.benchmark}, {arguments.commit} and the working tree",
-            warm_ups=0,
-        )
-    rows = rows_of(turns["before"], turns["after"])
+        sides = {
+            "before": lambda: before.append(run(tree, arguments.benchmark, arguments.options)),
+            "after": lambda: after.append(run(_measure.ROOT, arguments.benchmark, arguments.options)),
+        }
+        title = f"{arguments.benchmark}, {arguments.commit} and the working tree"
+        try:
+            _measure.interleave(sides, arguments.turns, title, warm_ups=0)
+        except KeyboardInterrupt:
+            if not after:
+                raise
+    rows = rows_of(before[: len(after)], after)
     changed = [row for row in rows if row.change(arguments.least)]
     table = _measure.Table(
         f"{arguments.benchmark}: {len(changed)} of {len(rows)} quantities changed by more than {arguments.least:.0%}, "
-        f"in each of {arguments.turns} turns",
+        f"in each of {len(after)} turns",
         ("quantity", "change", "before", "ratio", "of the turns"),
         [
             [

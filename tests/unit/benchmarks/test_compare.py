@@ -54,7 +54,19 @@ def test_what_cannot_be_compared_is_named(arguments: tuple[str, str], reason: st
     assert reason in done.stderr
 
 
-def test_both_sides_run_in_turns_and_the_commits_files_are_removed(tmp_path: Path) -> None:
+TINY = """
+import os, pathlib, signal, sys, time
+assert sys.argv[1:] == ["--turns", "0", "--json"]
+turns = pathlib.Path("turns")
+print('{"samples": {"size": [2, 2]}}')
+if turns.exists() and len(turns.read_text()) == 2:
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+turns.open("a").write(".")
+"""
+
+
+def test_both_sides_run_in_turns_until_ctrl_c_and_the_commits_files_are_removed(tmp_path: Path) -> None:
     """A repository whose benchmark prints a figure that the commit and the working tree differ in."""
     package = tmp_path / "benchmarks"
     package.mkdir()
@@ -65,13 +77,12 @@ def test_both_sides_run_in_turns_and_the_commits_files_are_removed(tmp_path: Pat
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "one"]):
         subprocess.run([*git, *words], check=True)
-    (package / "tiny.py").write_text(
-        'import sys; print(\'{"samples": {"size": [2, 2]}}\' if "--more" in sys.argv else 0)\n'
-    )
-    command = [sys.executable, "-m", "benchmarks.compare", "HEAD", "tiny", "--turns", "2", "--more"]
+    (package / "tiny.py").write_text(TINY)
+    command = [sys.executable, "-m", "benchmarks.compare", "--turns", "9", "HEAD", "tiny", "--turns", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "tiny: 1 of 1 quantities changed" in done.stdout
+    assert "each of 2 turns" in done.stdout
     assert [word.strip() for word in done.stdout.split("│")[1:5]] == ["size", "more", "1", "2.00"]
     trees = subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(trees.splitlines()) == 1
