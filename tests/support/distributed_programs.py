@@ -303,10 +303,22 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:
     return failure_of(dist.barrier) or failure_of(dist.barrier)  # rank 0 has published one phase
 
 
-def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool) -> None:
+def _wait_until_long_asleep(thread: int | None = None) -> None:
+    for _ in range(10):  # until gloo has begun
+        time.sleep(0.1)
+        wait_until_asleep(os.getpid(), thread)
+
+
+def _interrupt_sleep() -> None:
+    _wait_until_long_asleep()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool, is_barrier: bool) -> None:
     """gloo runs everything. Rank 0 starts a collective and ends; rank 1 joins just before rank 0's interpreter ends.
 
-    Rank 0 keeps Python's lock from then on. A thread of gloo that waits for the lock, to free a tensor, aborts.
+    Rank 0 keeps Python's lock from then on. A thread of gloo that waits for the lock, to free a tensor, aborts. Ctrl-C
+    ends rank 0's wait in a barrier.
     """
     start("accel", rank, size, directory)
     ending = Path(directory, "ending")
@@ -315,14 +327,17 @@ def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool)
     if rank == 1:
         wait_until(ending.exists)
         with contextlib.suppress(RuntimeError):  # on a busy machine rank 0 may have ended by now
-            dist.all_reduce(tensor)
+            dist.barrier() if is_barrier else dist.all_reduce(tensor)
         return
-    dist.all_reduce(tensor, async_op=True)
-    del tensor
-    (thread,) = (each for each in threading.enumerate() if "process group" in each.name)
-    for _ in range(10):  # until gloo has begun
-        time.sleep(0.1)
-        wait_until_asleep(os.getpid(), thread.native_id)
+    if is_barrier:
+        threading.Thread(target=_interrupt_sleep).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            dist.barrier()
+    else:
+        dist.all_reduce(tensor, async_op=True)
+        del tensor
+        (thread,) = (each for each in threading.enumerate() if "process group" in each.name)
+        _wait_until_long_asleep(thread.native_id)
     if destroys:
         dist.destroy_process_group()
     atexit._run_exitfuncs()

@@ -51,7 +51,7 @@ def has_ended(work: Any) -> bool:
 
 
 class LentTensors:
-    """The tensors that gloo works on, kept until its threads have dropped them.
+    """The tensors that gloo works on, kept until its threads have dropped them, and its barriers until they end.
 
     A thread of gloo drops a collective's tensors shortly after the collective is done. A thread that drops the last
     reference needs Python to free the tensor. If the interpreter is ending, that aborts the process.
@@ -59,7 +59,7 @@ class LentTensors:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant for signal handlers
-        self._tensors: list[torch.Tensor] = []
+        self._lent: list[torch.Tensor | Work] = []
 
     def lend(self, tensors: Tensors, start: Callable[[Tensors], Work]) -> Work:
         """Start a collective on new tensor objects of the same memory, to which only we and gloo have references."""
@@ -67,7 +67,7 @@ class LentTensors:
         lent = [tensor.detach() if is_plain(tensor) else tensor for tensor in tensors]
         work = start(lent)
         with self._lock:
-            self._tensors = [*self._used(), *lent]
+            self._lent = [*self._used(), *lent, *([] if lent else [work])]
         return work
 
     def are_back_by(self, deadline: float) -> bool:
@@ -81,12 +81,18 @@ class LentTensors:
     def are_used(self) -> bool:
         """Whether gloo still works on a tensor or keeps one."""
         with self._lock:
-            self._tensors = self._used()
-            return bool(self._tensors)
+            self._lent = self._used()
+            return bool(self._lent)
 
-    def _used(self) -> list[torch.Tensor]:
-        # A running collective refers to its tensors. Python's references count as one.
-        return [tensor for tensor in self._tensors if tensor._use_count() > 1]  # type: ignore[attr-defined]
+    def _used(self) -> list[torch.Tensor | Work]:
+        return [each for each in self._lent if _is_used(each)]
+
+
+def _is_used(lent: torch.Tensor | Work) -> bool:
+    if isinstance(lent, Work):  # a barrier has no tensors
+        return not lent.is_completed()
+    # A running collective refers to its tensors. Python's references count as one.
+    return bool(lent._use_count() > 1)  # type: ignore[attr-defined]
 
 
 _kept: list[tuple[Callable[[], bool], object]] = []

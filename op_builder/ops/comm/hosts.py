@@ -100,7 +100,7 @@ def exchange(store: Store, rank: int, size: int, mine: HostFacts) -> list[HostFa
     """The facts of all ranks, in order. Every rank calls this first.
 
     Raises:
-        CommunicationError: a rank published nothing within the store's timeout.
+        CommunicationError: a rank published nothing within the store's timeout, or something that cannot be read.
     """
     store.set(_key(rank), encode(asdict(mine), FACTS_FORMAT))
     return [mine if other == rank else _read(store, other) for other in range(size)]

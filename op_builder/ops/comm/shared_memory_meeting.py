@@ -200,9 +200,11 @@ def read_facts(store: Store, key: str, rank: int, schema: Schema) -> dict[str, A
     try:
         return decode(published.decode(errors="replace"), schema, FACTS_FORMAT)
     except RecordError as error:
-        raise CommunicationError(
+        raise SharedMemoryCommError(
             f"What rank {rank} published to the group cannot be read: {error}.",
             "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
+            rank=rank,
+            operation="new_group",
         ) from None
 
 

@@ -154,10 +154,16 @@ def test_a_process_that_ends_in_the_middle_of_a_collective_ends_well(
     )
 
 
-@pytest.mark.parametrize("destroys", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, tmp_path: Path) -> None:
-    """A thread of gloo that then had the last reference to a tensor would abort the process."""
-    ranks("ends_with_gloo_at_work", 2, tmp_path / "ranks", arguments=[destroys], environments=without_op(tmp_path))
+@pytest.mark.parametrize(
+    ("destroys", "is_barrier"), [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)]
+)
+def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, is_barrier: bool, tmp_path: Path) -> None:
+    """A thread of gloo that then had the last reference to a tensor would abort the process.
+
+    Freeing the group while gloo works would wait for the other rank, which waits for this one to end.
+    """
+    arguments = [destroys, is_barrier]
+    ranks("ends_with_gloo_at_work", 2, tmp_path / "ranks", arguments=arguments, environments=without_op(tmp_path))
 
 
 def test_if_one_rank_cannot_load_the_op_gloo_runs_everything_with_a_warning(tmp_path: Path) -> None:

@@ -39,6 +39,20 @@ def test_a_tensor_that_its_owner_shares_is_not_waited_for() -> None:
     del graph
 
 
+def test_a_barrier_which_has_no_tensors_is_waited_for() -> None:
+    class Barrier(Work):
+        is_over = False
+
+        def is_completed(self) -> bool:
+            return self.is_over
+
+    lent, barrier = LentTensors(), Barrier()
+    lent.lend([], lambda _: barrier)
+    assert not lent.are_back_by(time.monotonic())
+    barrier.is_over = True
+    assert lent.are_back_by(time.monotonic())
+
+
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter"])  # torch's reduce_scatter is never completed
 def test_gloo_gives_all_tensors_back_at_once(name: str) -> None:
     store = dist.HashStore()
