@@ -29,13 +29,13 @@ def ledger_file() -> Iterator[Path]:
     """
     directory, process = Path(tempfile.mkdtemp(prefix="accel-compiles-")), os.getpid()
     file = directory / "ledger"
-    file.touch(mode=0o600)
     try:
-        # In the cache it stays for a daemon, whose children load it, too.
-        (directory / RECORDER).symlink_to(_library())
-    except (AccelError, OSError) as error:
-        logger.warning("Only compilers that Python starts directly are seen, without their times: %s", error)
-    try:
+        file.touch(mode=0o600)
+        try:
+            # In the cache it stays for a daemon, whose children load it, too.
+            (directory / RECORDER).symlink_to(_library())
+        except (AccelError, OSError) as error:
+            logger.warning("Only compilers that Python starts directly are seen, without their times: %s", error)
         yield file
     finally:
         if os.getpid() == process:

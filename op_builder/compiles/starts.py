@@ -87,7 +87,7 @@ def note_start(event: str, arguments: tuple[Any, ...], frame: FrameType) -> None
         file, words = _COMMANDS[event](arguments)
     except (TypeError, ValueError):  # the call itself will fail, or starts an open file
         return
-    if not os.access(file, os.X_OK):  # os.execvp() tries each directory of PATH
+    if not os.access(file, os.X_OK) or os.path.isdir(file):  # os.execvp() tries each directory of PATH
         return
     from op_builder.compiles.compilers import compiles, is_compiler
 

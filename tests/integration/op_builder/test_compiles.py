@@ -182,6 +182,11 @@ def test_a_program_that_cannot_be_watched_is_named() -> None:
     assert name == os.path.realpath(require_program("sh"))
 
 
+def test_a_directory_is_no_program_that_was_not_watched() -> None:
+    assert compiled("import contextlib, subprocess\nwith contextlib.suppress(OSError): subprocess.run(['/usr'])") == []
+    assert ledger()["unwatched"] == []
+
+
 def test_scripts_by_any_name_are_watched(place: Path) -> None:
     program(place / "bin" / "my_script", "exec env true")
     text = """
