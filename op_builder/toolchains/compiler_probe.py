@@ -218,11 +218,12 @@ def _is_data(path: str) -> bool:
 
 
 def _unwritten(programs: list[str], files: list[str]) -> list[str]:
-    """Those ``files`` that ``programs`` leave unchanged when they compile."""
+    """Those ``files`` that ``programs`` leave unchanged when they compile and link."""
     before = {name: file_status(name) for name in files}
     if files:
         with tempfile.TemporaryDirectory() as directory:
             run([*programs, "-x", "c++", "-c", os.devnull, "-o", f"{directory}/x.o"], cwd=Path(directory))
+            run([*programs, "-shared", f"{directory}/x.o", "-o", f"{directory}/x.so"], cwd=Path(directory))
     return [name for name, status in before.items() if file_status(name) == status]
 
 

@@ -596,6 +596,7 @@ def test_a_file_that_a_wrapper_includes_or_reads_counts(
         "python3 -c \"open('{log}', 'a').write('x')\"",
         "python3 -c \"import logging; logging.FileHandler(filename='{log}').stream.write('x')\"",
         "case \"$*\" in *-c*) python3 -c \"import os; os.truncate('{log}', os.path.getsize('{log}') + 1)\";; esac",
+        'case "$*" in *-shared*) echo "$@" >> {log};; esac',
     ],
 )
 def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_path: Path, line: str) -> None:
