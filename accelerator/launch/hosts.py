@@ -46,17 +46,21 @@ def host_of(name: str, slots: int) -> Host:
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a file, in its order."""
-    return parse_hostfile(read_file(path), str(path))
+    return parse_hostfile(read_file(path, "pass the path of another file"), str(path))
 
 
-def read_file(path: Path) -> str:
-    """The text of a file that the user wrote. Bytes of another encoding reach the ranks unchanged, as in Python."""
+def read_file(path: Path, otherwise: str) -> str:
+    """The text of a file that the user wrote. Bytes of another encoding reach the ranks unchanged, as in Python.
+
+    Args:
+        otherwise: what the user can do instead of making it readable.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise LaunchError(
             f"{path} cannot be read: {error.strerror}.",
-            f"Correct the path, or run `ls -l {path}` to see who may read it, and pass a file that you can read.",
+            f"Check the path and who may read it (`ls -l {path}`), or {otherwise}.",
         ) from None
 
 

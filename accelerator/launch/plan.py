@@ -115,7 +115,7 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
             remedy = "Own the file and its directory, and run `chmod go-w` on both."
             notes.append(("warning", f"Warning: ignored {path} ({reason}). Remedy: {remedy}"))
             continue
-        text = read_file(path)
+        text = read_file(path, "remove it")
         notes.append(("info", f"Read environment variables from {path}"))
         for number, line in enumerate(map(str.strip, text.split("\n")), 1):
             if not line or line.startswith("#"):

@@ -316,12 +316,17 @@ def meeting_error(job: Job, error: Exception) -> LaunchError:
     reason = str(error).partition("\n")[0]
     port = job.master_port or DEFAULT_PORT
     if "EADDRINUSE" in reason or "already in use" in reason.lower():
-        message = f"Port {port} of {socket.gethostname()}, needed for rank 0, is in use."
-        remedy = "Use another --master_port, the same on all hosts, or end the process that uses it ('ss -ltnp')."
-    else:
-        message = f"{counted(job.num_nodes, 'host')} did not connect to {_address(job)} port {port}: {reason}"
-        remedy = (
-            "Check that --master_addr is the host with rank 0, that no firewall blocks --master_port, "
-            f"and that all hosts start within {_MEETING_TIMEOUT_S} seconds."
+        return LaunchError(
+            f"Port {port} of {socket.gethostname()}, needed for rank 0, is in use.",
+            "Use another --master_port, the same on all hosts, or end the process that uses it ('ss -ltnp').",
         )
-    return LaunchError(message, remedy)
+    if job.num_nodes == 1:
+        return LaunchError(
+            f"This host did not connect to itself at {_address(job)} port {port}: {reason}",
+            "Check that programs of this host can connect to each other at that address.",
+        )
+    return LaunchError(
+        f"{job.num_nodes} hosts did not connect to {_address(job)} port {port}: {reason}",
+        "Check that --master_addr is the host with rank 0, that no firewall blocks --master_port, "
+        f"and that all hosts start within {_MEETING_TIMEOUT_S} seconds.",
+    )

@@ -111,7 +111,10 @@ def test_hosts_and_slots_are_limited_by_number() -> None:
 
 def test_hosts_that_do_not_meet_are_reported() -> None:
     job = Job(("x",), (), num_nodes=2, master_addr="a", master_port=4000)
-    assert "2 hosts did not connect to a port 4000: too late" in str(meeting_error(job, TimeoutError("too late")))
+    error = meeting_error(job, TimeoutError("too late"))
+    assert "2 hosts did not connect to a port 4000: too late" in str(error)
+    assert "firewall" in error.remedy
+    assert "programs of this host" in meeting_error(Job(("x",), ()), TimeoutError("too late")).remedy
 
 
 def test_an_address_that_cannot_be_resolved_is_reported() -> None:
