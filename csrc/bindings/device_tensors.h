@@ -43,10 +43,6 @@ inline void* device_memory(const Tensor& tensor, const Argument& argument, const
   return dense_memory(tensor, argument, element_bytes, require_device(place)).data;
 }
 
-inline FloatMemory device_array(const Tensor& tensor, const Argument& argument, const DevicePlace& place) {
-  return float_memory(tensor, argument, require_device(place));
-}
-
 // The arguments of an update on a device.
 struct DeviceLists {
   std::vector<UpdateItem> items;

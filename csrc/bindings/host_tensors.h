@@ -1,4 +1,4 @@
-// The tensors of an update on the host, checked before anything is written.
+// The tensors of an update on the host or a device, checked before anything is written.
 #pragma once
 
 #include <array>

@@ -75,7 +75,7 @@ float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& sh
 void run(const Kernel* kernels, const Tensor& x, const Tensor& codes, const Tensor& scales, std::int64_t block,
          std::int64_t bits) {
   const DevicePlace place = DevicePlace::of(x);
-  const FloatMemory values = accel::device_array(x, {"x", Argument::kNoList}, place);
+  const FloatMemory values = accel::float_memory(x, {"x", Argument::kNoList}, accel::require_device(place));
   const Kernel& kernel = find(kernels, values.dtype, bits);
   const Shape shape{values.numel, block};
   float* const scale_data = scales_of(scales, place, shape);

@@ -50,7 +50,7 @@ const Kernel* find(DType dtype, DType weight) {
 }
 
 FloatMemory like(const Tensor& tensor, const char* role, const DevicePlace& place, const FloatMemory& x) {
-  const FloatMemory array = accel::device_array(tensor, {role, Argument::kNoList}, place);
+  const FloatMemory array = accel::float_memory(tensor, {role, Argument::kNoList}, accel::require_device(place));
   if (array.dtype != x.dtype || array.numel != x.numel) {
     refuse(std::string(role) + " has " + std::to_string(array.numel) + " elements of type " +
                accel::dtype_name(array.dtype) + "; " + std::to_string(x.numel) + " of " + accel::dtype_name(x.dtype) +
@@ -68,8 +68,8 @@ void require_apart(const FloatMemory& written, const char* role, const FloatMemo
 
 void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor out, double eps) {
   const DevicePlace place = DevicePlace::of(x);
-  const FloatMemory values = accel::device_array(x, {"x", Argument::kNoList}, place);
-  const FloatMemory weights = accel::device_array(weight, {"weight", Argument::kNoList}, place);
+  const FloatMemory values = accel::float_memory(x, {"x", Argument::kNoList}, accel::require_device(place));
+  const FloatMemory weights = accel::float_memory(weight, {"weight", Argument::kNoList}, accel::require_device(place));
   const Kernel& kernel = find(values.dtype, weights.dtype)[residual.has_value() ? 1 : 0];
   const FloatMemory to = like(out, "out", place, values);
   require_apart(to, "out", values, "x");

@@ -8,11 +8,11 @@ namespace accel::aio {
 // Bytes of a page. Direct transfers are aligned to a page, or to the file system's blocks where these are larger.
 std::int64_t page_bytes();
 
-// Two descriptors of one file, -1 if missing; the destructor closes them.
+// Two descriptors of one file; the second, for direct transfers, is -1 if missing. The destructor closes them.
 //
 // The whole pages of a transfer (its body) bypass the page cache, the edges go through it. The kernel keeps both ways
 // coherent per folio, which is a page or more, so no page may go both ways. A folio of several pages may hold a page of
-// the body and one of the edge; see docs/async_io.md for what a concurrent reader may see.
+// the body and one of the edge; see docs/internals/kernels.md for what a concurrent reader may see.
 class File {
  public:
   File() = default;

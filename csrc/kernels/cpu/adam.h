@@ -8,9 +8,8 @@ namespace accel::cpu {
 
 ACCEL_DECLARE_TARGETS(OptimizerKernel adam_rollback() noexcept)
 
-// Undoes one update of float32 tensors with float32 states, given the same coefficients, gradients and
-// grad_scale (the gradients must not have been zeroed); null when `isa` is not supported here. Needs
-// beta1, beta2 and decay to be non-zero.
+// Undoes one update of float32 tensors with float32 states, given the same coefficients and gradients (which
+// must not have been zeroed); null when `isa` is not supported here. Needs beta1, beta2 and decay to be non-zero.
 //
 // Let p, m, v be the values before an update, p', m', v' after it, u = 2^-24, s = p' - decay * p
 // the step taken. What comes back differs from p, m, v by at most (to first order in u, where
