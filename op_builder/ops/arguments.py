@@ -214,7 +214,7 @@ def bounded_int(name: str, value: object, least: int, most: int | None, remedy: 
     except TypeError:
         number = least - 1
     if number < least or (most is not None and number > most):
-        limits = f"of at least {least}" if most is None else f"of {least} to {most}"
+        limits = f"of at least {least}" if most is None else f"of {least}" if least == most else f"of {least} to {most}"
         raise OpArgumentError(f"{name} is {value!r}; an int {limits} is required.", remedy)
     return number
 
@@ -249,14 +249,16 @@ class explained:
 
 
 def is_dense(tensor: object) -> bool:
-    """Whether this is a dense (strided) tensor."""
-    return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    """Whether this is a dense (strided) tensor. A nested one has that layout, too, but no elements in order."""
+    return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def not_dense(what: str, tensor: Any) -> OpArgumentError:
     """The error for an argument that :func:`is_dense` rejects."""
     if not isinstance(tensor, torch.Tensor):
         return OpArgumentError(f"{what} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
+    if tensor.is_nested:
+        return OpArgumentError(f"{what} is nested; a dense (strided) tensor is required.", "Pass its parts one by one.")
     return OpArgumentError(
         f"{what} has layout {tensor.layout}; a dense (strided) tensor is required.",
         "Pass a dense tensor, for example x.to_dense().",

@@ -102,7 +102,7 @@ def checked_file(filename: object) -> File:
 
 def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
     """The address of a tensor's elements; an OpArgumentError unless it is contiguous, in host memory and not freed."""
-    if not is_dense(buffer) or buffer.is_nested:
+    if not is_dense(buffer):
         raise not_dense(role, buffer)
     if buffer.is_quantized:
         raise OpArgumentError(f"{role} is quantized; a tensor of plain numbers is needed.", "Pass x.int_repr().")

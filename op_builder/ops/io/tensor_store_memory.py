@@ -22,7 +22,7 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
 
     The vector is a copy unless the tensor is contiguous in host memory. An OpArgumentError names what cannot be stored.
     """
-    if not is_dense(tensor) or tensor.is_nested:
+    if not is_dense(tensor):
         raise not_dense("The tensor", tensor)
     if tensor.device.type == "meta":
         raise OpArgumentError("A meta tensor has no values to store.", "Pass a tensor with memory.")
@@ -39,7 +39,7 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
 
 def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
     """Raise an OpArgumentError if ``out`` has a wrong type or shape, or no memory for each element."""
-    if not is_dense(out) or out.is_nested:
+    if not is_dense(out):
         raise not_dense("out", out)
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:
         raise OpArgumentError(

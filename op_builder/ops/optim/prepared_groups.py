@@ -117,6 +117,10 @@ class Batch:
         if self.sharding is not None and not check_only:
             torch.autograd.graph.increment_version(self.params)
 
+    def grad_norm(self) -> float:
+        """The Euclidean norm of the gradients together."""
+        return self.call(self.prepared.grad_norm)
+
 
 class PreparedGroups:
     """Prepared lists for all groups of an optimizer.
@@ -209,7 +213,7 @@ class PreparedGroups:
             )
         norms = []
         for sharding in self._shardings:
-            norm = math.hypot(*(batch.prepared.grad_norm() for batch in batches if batch.sharding == sharding))
+            norm = math.hypot(*(batch.grad_norm() for batch in batches if batch.sharding == sharding))
             norms.append(norm if sharding is None else sharding.norm(norm))
         return math.hypot(*norms)
 

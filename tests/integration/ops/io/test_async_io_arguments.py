@@ -19,7 +19,8 @@ BUFFERS = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
     "not a tensor": (lambda: [1, 2], "is of type list"),
     "a lazy view": (lambda: torch.zeros(3, dtype=torch.complex64).conj(), "lazy view"),
-    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "layout torch.jagged"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2)]), "is nested"),
+    "nested, jagged": (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "is nested"),
     "fake": (fake_tensor, "FakeTensor without memory of its own"),
     "freed": (lambda: freed(torch.zeros(100)), "reaches to byte 400 of its storage, which has 0"),
     "quantized": (

@@ -139,10 +139,11 @@ def test_a_name_that_could_leave_the_directory_is_refused(store: TensorStore, na
         (lambda: [1.0], "of type list"),
         (lambda: torch.ones(2, device="meta"), "meta tensor has no values"),
         (lambda: torch.eye(3).to_sparse(), "sparse"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)]), "is nested"),
         (fake_tensor, "FakeTensor without memory of its own"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "qint8"),
     ],
-    ids=["list", "meta", "sparse", "fake", "quantized"],
+    ids=["list", "meta", "sparse", "nested", "fake", "quantized"],
 )
 def test_a_tensor_whose_bytes_are_not_all_of_it_is_refused(
     store: TensorStore, make: Callable[[], torch.Tensor], message: str

@@ -203,6 +203,16 @@ def test_a_gradient_that_becomes_infinite_when_it_is_unscaled_changes_nothing(li
     assert_equal(params, before)
 
 
+def test_a_freed_gradient_is_named_when_the_gradients_are_clipped() -> None:
+    params = make_params()
+    made = CPUAdam([{"params": [param]} for param in params], max_grad_norm=1.0)
+    run(made, params, 1)
+    set_grads(params, 2)
+    params[1].grad.untyped_storage().resize_(0)  # type: ignore[union-attr]
+    with pytest.raises(OpArgumentError, match="grad of parameter 0 of group 1"):
+        made.step()
+
+
 @pytest.mark.parametrize("limit", [1e6, float("inf")])
 def test_a_norm_below_the_limit_is_measured_and_clips_nothing(limit: float) -> None:
     params, expected = make_params(), make_params()

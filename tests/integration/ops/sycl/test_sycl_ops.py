@@ -217,7 +217,7 @@ REFUSED = [
     (lambda: packbits([1, 0]), "x is of type list"),
     (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17; an int of 9 to 16 is required"),
     (lambda: packbits(torch.ones(3, dtype=torch.uint8, device="meta")), "x is on device meta"),
-    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3; an int of 0 to 0 is required"),
+    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3; an int of 0 is required"),
     (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 9.5), "count is 9.5"),
     (lambda: quantize_blocks(torch.ones(8, dtype=torch.float64)), "x is of type Double"),
     (lambda: quantize_blocks(torch.ones(8), 5), "bits is 5"),
