@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
@@ -21,7 +22,7 @@ from typing import Any
 from op_builder import env
 
 ROOT = Path(__file__).resolve().parents[2]
-GUARD_S = 240  # against hangs; nothing is measured by it
+GUARD_S = 1200  # against hangs; ranks may compile on a busy machine
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def run_ranks(
     arguments: Sequence[Any] = (),
     environments: Sequence[Mapping[str, str]] = (),
     namespaces: Sequence[str] = (),
+    by_gloo: bool = False,
 ) -> list[RankResult]:
     """Run ``function(rank, size, directory, *arguments)`` of a module in ``size`` processes.
 
@@ -50,13 +52,14 @@ def run_ranks(
         directory: empty; the ranks meet in a file in it.
         environments: for each rank, additional variables.
         namespaces: for each rank, the name of its network namespace; by default that of this process.
+        by_gloo: the function uses torch's backend "gloo" and destroys its group: a rank that succeeds ends at once.
     """
     directory.mkdir(parents=True, exist_ok=True)
     orders = []
     for rank in range(size):
         own = dict(environments[rank]) if environments else {}
         variables = env.child_environment(PYTHONPATH=_search_path(), OMP_NUM_THREADS="1", **own)
-        call = [f"tests.support.{program}", function, rank, size, str(directory), list(arguments)]
+        call = [f"tests.support.{program}", function, rank, size, str(directory), list(arguments), by_gloo]
         order = {"call": call, "variables": variables, "output": str(directory / f"output{rank}")}
         orders.append({**order, "namespace": namespaces[rank] if namespaces else ""})
     return [_result(directory, rank, status) for rank, status in enumerate(_forking_process().run(orders))]
@@ -109,13 +112,19 @@ def _fork_ranks() -> list[Any] | None:
                 call: list[Any] = order["call"]
                 return call
             ranks.append(rank)
-        guard = threading.Timer(GUARD_S, lambda ranks=ranks: [os.killpg(rank, signal.SIGKILL) for rank in ranks])
+        guard = threading.Timer(GUARD_S, _kill, [ranks])
         guard.start()
         statuses = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
         guard.cancel()
         guard.join()
         print(json.dumps(statuses), flush=True)
     return None
+
+
+def _kill(ranks: Sequence[int]) -> None:
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            os.killpg(rank, signal.SIGKILL)
 
 
 def _become_rank(order: Mapping[str, Any]) -> None:
@@ -144,10 +153,17 @@ def _result(directory: Path, rank: int, status: int) -> RankResult:
     return RankResult(json.loads(value.read_text()) if value.exists() else None, status, output)
 
 
-def _run_call(program: str, function: str, rank: int, size: int, directory: str, arguments: list[Any]) -> None:
+def _run_call(
+    program: str, function: str, rank: int, size: int, directory: str, arguments: list[Any], by_gloo: bool
+) -> None:
     module = importlib.import_module(program)
     value = getattr(module, function)(rank, size, directory, *arguments)
     Path(directory, f"value{rank}").write_text(json.dumps(value))
+    if by_gloo:
+        # As the interpreter ends, a thread of gloo that then drops a tensor aborts the process (docs/distributed.md).
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

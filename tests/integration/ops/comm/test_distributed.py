@@ -179,8 +179,10 @@ def test_if_one_rank_cannot_load_the_op_gloo_runs_everything_with_a_warning(tmp_
 
 
 def test_ddp_fsdp2_and_tensor_parallel_have_gloo_s_losses_and_are_really_ours(tmp_path: Path) -> None:
-    by_gloo = values(run_ranks("parallel_training_programs", "run", 2, tmp_path / "gloo", arguments=["gloo"]))
-    ours = values(run_ranks("parallel_training_programs", "run", 2, tmp_path / "accel", arguments=["accel"]))
+    by_gloo, ours = (
+        ranks("run", 2, tmp_path / name, "parallel_training_programs", arguments=[name], by_gloo=name == "gloo")
+        for name in ("gloo", "accel")
+    )
     for rank in range(2):
         for name, losses in ours[rank]["losses"].items():
             # With two ranks a sum has one order, so even the last bit is the same.
@@ -243,6 +245,9 @@ def test_different_calls_on_two_hosts_are_an_error_that_names_both(name: str, tm
 
 
 def test_ddp_with_powersgd_trains_as_with_gloo(tmp_path: Path) -> None:
-    by_gloo, ours = (ranks("power_sgd", 2, tmp_path / name, AGREEMENT, arguments=[name]) for name in ("gloo", "accel"))
+    by_gloo, ours = (
+        ranks("power_sgd", 2, tmp_path / name, AGREEMENT, arguments=[name], by_gloo=name == "gloo")
+        for name in ("gloo", "accel")
+    )
     for losses, expected in zip(ours, by_gloo, strict=True):
         assert losses == pytest.approx(expected)

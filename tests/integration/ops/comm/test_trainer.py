@@ -18,10 +18,10 @@ def test_trainer_and_accelerator_use_the_group_that_exists(tmp_path: Path) -> No
         builder.load()
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     launcher = [{**job, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(2)]  # as a launcher sets them
-    found = {
-        backend: values(run_ranks("trainer_programs", "train", 2, tmp_path, arguments=[backend], environments=launcher))
-        for backend in ("gloo", "accel")
-    }
+    found = {}
+    for backend in ("gloo", "accel"):
+        options = {"arguments": [backend], "environments": launcher, "by_gloo": backend == "gloo"}
+        found[backend] = values(run_ranks("trainer_programs", "train", 2, tmp_path, **options))
     for rank in range(2):
         ours, theirs = found["accel"][rank], found["gloo"][rank]
         assert (ours["backend"], ours["ranks"], theirs["backend"]) == ("accel", 2, "gloo")

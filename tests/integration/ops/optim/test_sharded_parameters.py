@@ -8,9 +8,27 @@ from typing import Any
 
 import pytest
 
+from op_builder.cpu import (
+    CPUAdagradBuilder,
+    CPUAdamBuilder,
+    CPULambBuilder,
+    CPULionBuilder,
+    CPUSGDBuilder,
+    FusedAdamBuilder,
+    FusedLambBuilder,
+    FusedLionBuilder,
+)
 from tests.support.rank_processes import run_ranks, values
 
 PROGRAMS = "sharded_optimizer_programs"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """Compile the ops before ranks wait for each other."""
+    on_the_cpu = (CPUAdagradBuilder(), CPUAdamBuilder(), CPULambBuilder(), CPULionBuilder(), CPUSGDBuilder())
+    for builder in (*on_the_cpu, FusedAdamBuilder(), FusedLambBuilder(), FusedLionBuilder()):
+        builder.load()
 
 
 @pytest.mark.parametrize(
@@ -19,7 +37,7 @@ PROGRAMS = "sharded_optimizer_programs"
     ids=["2", "4"],
 )
 def test_losses_are_those_of_one_process_with_torchs_optimizer(size: int, kinds: list[str], tmp_path: Path) -> None:
-    first, *others = values(run_ranks(PROGRAMS, "losses", size, tmp_path, arguments=[kinds]))
+    first, *others = values(run_ranks(PROGRAMS, "losses", size, tmp_path, arguments=[kinds], by_gloo=True))
     assert first
     assert all(results == first for results in others)
 
@@ -39,9 +57,9 @@ def test_every_checkpoint_loads_into_every_kind_of_model(
     place = tmp_path / "checkpoints"
     found: dict[str, list[list[float]]] = {"save": [], "resume": []}
     for function, (size, of_size) in itertools.product(found, ways.items()):
-        results = run_ranks(
-            PROGRAMS, function, size, tmp_path / f"{function}{size}", arguments=[of_size, options, str(place)]
-        )
+        arguments = [of_size, options, str(place)]
+        directory = tmp_path / f"{function}{size}"
+        results = run_ranks(PROGRAMS, function, size, directory, arguments=arguments, by_gloo=True)
         found[function] += values(results)[0]
     count = sum(map(len, ways.values()))
     assert len(found["resume"]) == 2 * count * count
@@ -51,4 +69,4 @@ def test_every_checkpoint_loads_into_every_kind_of_model(
 
 @pytest.mark.parametrize("program", ["fsdp1", "single"])
 def test_fsdp1_and_single_dtensors(program: str, tmp_path: Path) -> None:
-    values(run_ranks(PROGRAMS, program, 2, tmp_path))
+    values(run_ranks(PROGRAMS, program, 2, tmp_path, by_gloo=True))
