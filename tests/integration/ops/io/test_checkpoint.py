@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -130,17 +131,19 @@ def test_other_programs_read_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("one", "kind"), [(2, "rows"), (3, "columns"), (1, "replicated")])
 def test_shards_go_to_other_ranks(one: int, kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
-    values(run_ranks(PROGRAMS, "save", one, tmp_path / "save", arguments=[path, kind]))
+    values(run_ranks(PROGRAMS, "save", one, tmp_path / "save", arguments=[path, kind], by_gloo=True))
     for size, other in ((1, "replicated"), (2, "rows"), (3, "rows"), (2, "columns")):
         directory = tmp_path / f"load {size} {other}"
-        values(run_ranks(PROGRAMS, "load", size, directory, arguments=[path, other]))
+        values(run_ranks(PROGRAMS, "load", size, directory, arguments=[path, other], by_gloo=True))
 
 
 def test_fsdp2_resumes_from_an_asynchronous_save_on_other_ranks(tmp_path: Path) -> None:
     def run(size: int, old: str | None, new: str | None) -> list[float]:
         names = [name and str(tmp_path / name) for name in (old, new)]
-        result: list[float] = values(run_ranks(PROGRAMS, "resume", size, tmp_path / f"{old}-{new}", arguments=names))[0]
-        return result
+        directory = tmp_path / f"{size} {old}-{new}"
+        results = run_ranks(PROGRAMS, "resume", size, directory, arguments=names, by_gloo=True)
+        losses: list[float] = values(results)[0]
+        return losses
 
     losses = run(2, None, "two")
     assert run(1, "two", None) == pytest.approx(losses[3:], rel=1e-4)
@@ -148,7 +151,8 @@ def test_fsdp2_resumes_from_an_asynchronous_save_on_other_ranks(tmp_path: Path) 
 
 
 def test_an_error_of_one_rank_reaches_all(tmp_path: Path) -> None:
-    for errors in values(run_ranks(PROGRAMS, "failing", 2, tmp_path / "ranks", arguments=[str(tmp_path / "c")])):
+    results = run_ranks(PROGRAMS, "failing", 2, tmp_path / "ranks", arguments=[str(tmp_path / "c")], by_gloo=True)
+    for errors in values(results):
         assert len(errors) == 1
         assert "OpArgumentError: 'own1' cannot be saved" in errors[0]
         assert "to_dense" in errors[0]
@@ -230,12 +234,16 @@ def test_after_an_error_nothing_is_read_into_the_tensors(tmp_path: Path, monkeyp
     content = bytearray(file.read_bytes())
     content[-2 * 9 * MIB] ^= 4
     file.write_bytes(content)
-    started, ended = [], []
+    started, ended, second = [], [], threading.Event()
     read = Handle.sync_pread
 
     def sync_pread(*arguments: Any) -> int:
         started.append(arguments)
-        threading.Event().wait(1.0 if len(started) > 1 else 0.0)
+        if len(started) == 1:
+            second.wait(60)
+        else:
+            second.set()
+            time.sleep(1)
         ended.append(arguments)
         return read(*arguments)
 
@@ -394,14 +402,14 @@ def test_saves_by_one_writer_at_the_same_time_are_both_complete(other: str, is_p
     class Waiting(dcp.DefaultSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
             begun.set()
-            assert may_end.wait(60)
+            assert may_end.wait(600)
             return super().resolve_data(write_item)
 
     writer = CheckpointWriter(tmp_path / "default")
     if is_pickled:
         writer = pickle.loads(pickle.dumps(writer))
     first = dcp.async_save({"x": torch.zeros(1)}, storage_writer=writer, checkpoint_id=tmp_path, planner=Waiting())
-    assert begun.wait(60)
+    assert begun.wait(600)
     dcp.async_save({"x": torch.ones(1)}, storage_writer=writer, checkpoint_id=tmp_path / other).result()
     assert load({"x": torch.full((1,), 9.0)}, tmp_path / other)["x"] == 1
     may_end.set()
