@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,8 +21,11 @@ from op_builder import env
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120  # only a guard against hangs
+TIMEOUT_S = 600  # only a guard against hangs
 TWO = ["--num_accelerators", "2"]
+# Below those that Linux gives to sockets; another range for each worker of pytest-xdist.
+_FIRST_PORT = 20_000 + 3000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3)
+_COUNT = itertools.count()
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 PROGRAMS = ROOT / "tests" / "support" / "launch_programs"
@@ -61,10 +65,12 @@ def launch(
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """A port that nobody has taken, and that the system gives to no socket that asks for any port."""
+    while True:
+        port = _FIRST_PORT + (os.getpid() + next(_COUNT)) % 3000  # other runs of the suite begin elsewhere
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("", port))
+            return port
 
 
 class Started:

@@ -19,7 +19,7 @@ from op_builder.engine import build as engine
 from tests.support.small_ops import ENTRY, SmallBuilder
 from tests.support.waiting import wait_until
 
-LOAD_TIMEOUT_S = 120
+LOAD_TIMEOUT_S = 600
 
 
 class QuickBuilder(SmallBuilder):
