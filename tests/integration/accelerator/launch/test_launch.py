@@ -184,11 +184,12 @@ def test_repeated_signals_do_not_prevent_a_launch_from_ending(tmp_path: Path) ->
     with Started([*TWO, "--grace_period", "3", WAIT, "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(signal.SIGINT)
-        while "have ended" not in started.errors:
-            assert started.process.poll() is None, started.errors
+        while "have ended" not in started.errors and started.process.poll() is None:
             started.process.send_signal(signal.SIGINT)
             time.sleep(0.1)
-        assert started.end() == 130, started.errors
+        # A signal may come when Python, at its end, has taken back the handlers.
+        assert started.end() in (130, -signal.SIGINT), started.errors
+        assert "have ended" in started.errors
         assert left_in(tmp_path) == []
         assert "Traceback" not in started.errors
 

@@ -74,7 +74,7 @@ def test_hosts_with_the_same_command_connect(tmp_path: Path) -> None:
 @pytest.mark.parametrize("launcher", MPIS)
 @pytest.mark.parametrize("how", ["polite", "stubborn"])
 def test_ranks_of_mpi_end_with_the_driver(launcher: str, how: str, tmp_path: Path) -> None:
-    options = [*TWO, "--launcher", launcher, "--grace_period", "2", WAIT, how]
+    options = [*TWO, "--launcher", launcher, "--grace_period", "30" if how == "polite" else "2", WAIT, how]
     with env.scope(**available(launcher)), Started(options, tmp_path) as started:
         started.wait_for("up0", "up1")
         started.process.terminate()

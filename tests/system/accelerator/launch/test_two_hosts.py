@@ -101,7 +101,7 @@ def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
 def test_signals_reach_the_ranks_of_all_hosts(
     number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    with Started([*options, *ONE, WAIT, "polite"], tmp_path, hosts.prefix) as started:
+    with Started([*options, "--grace_period", "30", *ONE, WAIT, "polite"], tmp_path, hosts.prefix) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(number)
         assert started.end() == 128 + number, started.errors
