@@ -94,7 +94,7 @@ def test_a_rank_that_dies_while_the_group_is_made() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("late", "rank 1 is alive but did not take part, after waiting 3."),
+        ("late", r"rank 1 is alive but did not take part, after waiting \d"),
         ("closes", "rank 1 has closed the group"),
         ("ends", "rank 1 has closed the group"),
     ],
@@ -102,7 +102,7 @@ def test_a_rank_that_dies_while_the_group_is_made() -> None:
 def test_a_rank_that_lives_but_does_not_come_or_has_left_is_named(how: str, message: str) -> None:
     first, other = run_case(cases.one_is_missing, 2, how=how)
     assert (first.facts["rank"], first.facts["operation"]) == (1, "all_reduce")
-    assert message in first.error
+    assert re.search(message, first.error), first
     assert other.error == ""
 
 
