@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
 from tests.support.files import fake_tensor, random_bytes, raw
 from tests.support.foreign_package import output_of
+from tests.support.processes import fork, wait_for
 from tests.support.threads import in_threads
 from tests.support.waiting import wait_until
 
@@ -42,7 +42,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorSto
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Holds a transfer by ``progress=lambda *_: gate.wait(60)``."""
+    """Holds a transfer by ``progress=lambda *_: gate.wait(600)``."""
     event = threading.Event()
     yield event
     event.set()
@@ -317,7 +317,7 @@ def test_requests_for_one_name_are_done_in_their_order(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_not_contiguous_is_copied_at_once(tmp_path: Path, gate: threading.Event) -> None:
     with TensorStore(tmp_path, threads=1) as store:
-        store.save_async("first", torch.ones(1), progress=lambda *_: gate.wait(60))
+        store.save_async("first", torch.ones(1), progress=lambda *_: gate.wait(600))
         value = torch.ones(4, 6).t()
         store.save_async("x", value)
         value.zero_()
@@ -439,7 +439,7 @@ def test_callbacks_of_futures_may_use_the_store_and_wait(tmp_path: Path, gate: t
 
     def use(store: TensorStore, name: str) -> None:
         found.append(store.load(name).item())
-        found.append(store.load_async(name).result(timeout=30).item())
+        found.append(store.load_async(name).result(timeout=600).item())
         store.wait()
         done.release()
 
@@ -447,11 +447,11 @@ def test_callbacks_of_futures_may_use_the_store_and_wait(tmp_path: Path, gate: t
     store.save("x", torch.ones(1))
     # More callbacks than threads, and each waits for what comes after its own.
     for _ in range(4):
-        future = store.load_async("x", progress=lambda *_: gate.wait(60))
+        future = store.load_async("x", progress=lambda *_: gate.wait(600))
         future.add_done_callback(lambda _: use(store, "y"))
     store.save_async("y", torch.full((1,), 7.0))
     gate.set()
-    assert all(done.acquire(timeout=30) for _ in range(4))
+    assert all(done.acquire(timeout=600) for _ in range(4))
     assert found == [7.0] * 8
     store.close()
 
@@ -464,7 +464,7 @@ def test_progress_that_waits_for_its_own_store_is_refused(tmp_path: Path, is_bac
 
     def save(progress: Callable[[int, int], object]) -> None:
         if is_background:
-            store.save_async("x", torch.zeros(3), progress=progress).result(timeout=30)
+            store.save_async("x", torch.zeros(3), progress=progress).result(timeout=600)
         else:
             store.save("x", torch.zeros(3), progress=progress)
 
@@ -486,26 +486,14 @@ def test_progress_that_waits_for_its_own_store_is_refused(tmp_path: Path, is_bac
 def test_a_fork_can_use_the_store_and_does_not_wait_for_its_parents_work(tmp_path: Path, gate: threading.Event) -> None:
     store = TensorStore(tmp_path)
     store.save_async("y", torch.ones(4)).result()
-    store.save_async("x", torch.ones(1000), progress=lambda *_: gate.wait(120))
-    child = os.fork()
-    if child == 0:
+    store.save_async("x", torch.ones(1000), progress=lambda *_: gate.wait(600))
+
+    def use() -> None:
         store.wait()
-        is_right = store.load_async("y").result(timeout=20).sum() == 4
+        assert store.load_async("y").result(timeout=600).sum() == 4
         store.close()
-        os._exit(0 if is_right else 1)
-    status: list[int] = []
 
-    def has_ended() -> bool:
-        ended, code = os.waitpid(child, os.WNOHANG)
-        status.extend([code] if ended else [])
-        return bool(ended)
-
-    try:
-        wait_until(has_ended)
-    except AssertionError:
-        os.kill(child, signal.SIGKILL)
-        raise
-    assert status == [0]
+    assert wait_for([fork(use)]) == [0]
     gate.set()
     store.close()
     assert TensorStore(tmp_path).load("x").sum() == 1000
@@ -518,7 +506,7 @@ def test_the_background_has_the_thread_local_state_of_the_caller(
     store: TensorStore, gate: threading.Event, mode: Callable[[], AbstractContextManager[None]]
 ) -> None:
     def state(*_: object) -> None:
-        gate.wait(60)
+        gate.wait(600)
         states = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
         seen.append((*states, torch.get_default_device()))
 
