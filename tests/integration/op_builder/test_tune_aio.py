@@ -100,7 +100,7 @@ def test_no_file_is_left_when_it_is_ended(disk: Path, tmp_path: Path, number: si
     tuner = subprocess.Popen([sys.executable, "-m", command.__name__, disk, *arguments], stderr=PIPE, text=True)
     wait_until(lambda: tuner.poll() is not None or any(path.startswith(str(disk)) for path in open_files(tuner.pid)))
     tuner.send_signal(number)
-    _, error = tuner.communicate(timeout=60)
+    _, error = tuner.communicate(timeout=300)
     assert os.listdir(disk) == []
     assert not (tmp_path / "s.json").exists()
     if number == signal.SIGINT:

@@ -116,7 +116,7 @@ def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals
     wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
     assert process.poll() is None, process.communicate()
     process.send_signal(sign)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == (130 if sign == signal.SIGINT else -sign)
     wait_until(compiler.ended)
     staging = tmp_path / "cache" / "v1" / "staging"
@@ -155,7 +155,7 @@ def test_the_compilers_end_with_the_build_of_a_wheel_which_leaves_no_files(tmp_p
     wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode != 0
     wait_until(compiler.ended)
     assert [*temporary.iterdir(), *out.iterdir(), *Cache(tmp_path / "cache").entries()] == []

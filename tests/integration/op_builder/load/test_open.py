@@ -40,7 +40,7 @@ def test_threads_that_load_at_once_compile_once_and_get_one_object(tmp_path: Pat
 
     def load(_: int) -> object:
         builder = SmallBuilder(small.directory, Cache(small.cache.root))
-        start.wait(60)
+        start.wait(600)
         return builder.load()
 
     with ThreadPoolExecutor(6) as threads:
@@ -66,12 +66,12 @@ def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder)
     class Slow(SmallBuilder):
         def bind(self, opened: Any) -> Any:
             is_loading.set()
-            release.wait(60)
+            release.wait(600)
             return opened
 
     thread = threading.Thread(target=Slow(small.directory, small.cache).load)
     thread.start()
-    assert is_loading.wait(60)
+    assert is_loading.wait(600)
     status = wait_for([fork(small.load)])
     release.set()
     thread.join()
@@ -189,7 +189,7 @@ def test_an_op_may_load_another_while_it_is_bound(small: SmallBuilder, tmp_path:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(Outer(small.directory, small.cache).load()), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(600)
     assert not thread.is_alive(), "the load waits for its own lock"
     assert [added(op) for op in found[0]] == [1.0, 2.0]
 
@@ -211,12 +211,12 @@ def test_an_authors_check_may_wait_for_a_thread_that_loads_the_same_op(tmp_path:
 
     class Waits(SmallBuilder):
         def is_compatible(self, verbose: bool = False) -> bool:
-            other_loads.wait(30)  # as for a module that the other thread imports
+            other_loads.wait(600)  # as for a module that the other thread imports
             return super().is_compatible(verbose)
 
     with ThreadPoolExecutor(2) as threads:
         load = [threads.submit(Waits(small.directory, Cache(small.cache.root)).load) for _ in range(2)]
-        assert len({id(each.result(60)) for each in load}) == 1
+        assert len({id(each.result(600)) for each in load}) == 1
 
 
 def test_an_authors_method_may_wait_for_a_thread_that_uses_another_op(tmp_path: Path) -> None:
@@ -226,15 +226,15 @@ def test_an_authors_method_may_wait_for_a_thread_that_uses_another_op(tmp_path: 
     class Waits(SmallBuilder):
         def sources(self) -> list[str]:
             is_planning.set()
-            assert other_is_done.wait(30)  # as for a module that the other thread imports
+            assert other_is_done.wait(600)  # as for a module that the other thread imports
             return super().sources()
 
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(Waits(small.directory, small.cache).is_compatible)
-        assert is_planning.wait(30)
+        assert is_planning.wait(600)
         assert small.is_compatible()
         other_is_done.set()
-        assert waiting.result(30)
+        assert waiting.result(600)
 
 
 def test_when_opening_fails_the_waiting_threads_try_one_after_the_other(small: SmallBuilder) -> None:
@@ -253,7 +253,7 @@ def test_when_opening_fails_the_waiting_threads_try_one_after_the_other(small: S
     spec = small.spec()._replace(open_libraries=fail)
     with ThreadPoolExecutor(4) as threads:
         loads = [threads.submit(open_entry, failing, spec, small.cache) for _ in range(4)]
-        assert all(isinstance(each.exception(30), LoadError) for each in loads)
+        assert all(isinstance(each.exception(600), LoadError) for each in loads)
     assert numbers == [1] * 4
 
 
@@ -267,10 +267,10 @@ def test_a_thread_that_waited_too_long_does_not_refuse_the_library_of_the_first(
     source = '#include <torch/library.h>\nTORCH_LIBRARY(NAME, m) { m.def("twice(Tensor x) -> Tensor"); }\n'
     (tmp_path / "small.cpp").write_text(source.replace("NAME", name))
     entry, both = cached_or_built(builder), threading.Barrier(2)
-    spec = builder.spec()._replace(open_libraries=lambda _: both.wait(60))
+    spec = builder.spec()._replace(open_libraries=lambda _: both.wait(600))
     with ThreadPoolExecutor(2) as threads:
         loads = [threads.submit(open_entry, entry, spec, cache) for _ in range(2)]
-        assert len({id(each.result(60)) for each in loads}) == 1
+        assert len({id(each.result(600)) for each in loads}) == 1
 
 
 # Calls load() of a module, which the process that tries the library does not have.

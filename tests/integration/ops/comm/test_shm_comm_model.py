@@ -22,7 +22,7 @@ def checked(directory: Path, *defines: str) -> str:
         ["gcc", "-O1", "-w", "-DSAFETY", "-DVECTORSZ=2048", "-DMEMLIM=2048", "-o", "pan", "pan.c"],
         ["./pan", "-m100000", "-c1"],
     ):
-        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=1200, check=False)
         assert result.returncode == 0 or command[0] == "./pan", result.stdout + result.stderr
     return result.stdout
 
