@@ -27,7 +27,10 @@ OPS = "op_builder/_prebuilt/"
 
 # accel-ops itself, a compiler that would serve every test, and numpy, which needs newer CPUs than torch.
 _LEFT_OUT = ("accel", "__editable__", "__pycache__", "ziglang", "numpy")
-_TIMEOUT_S = 1800.0
+_TIMEOUT_S = 1400.0  # less than pytest's faulthandler_timeout
+
+# Package indexes may be slow, or fail once.
+_OF_INSTALLERS = {"PIP_RETRIES": "10", "PIP_DEFAULT_TIMEOUT": "60", "UV_HTTP_TIMEOUT": "120"}
 
 
 def environment_of(**variables: str | None) -> dict[str, str]:
@@ -45,6 +48,7 @@ def environment_of(**variables: str | None) -> dict[str, str]:
             # Threads that spin while they wait take the cores from other tests.
             "OMP_WAIT_POLICY": "passive",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            **{name: os.environ.get(name, patience) for name, patience in _OF_INSTALLERS.items()},
             **variables,
         }
     )
