@@ -100,8 +100,9 @@ def test_messages_may_contain_any_bytes(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_left_processes_of_a_launch_are_ended() -> None:
     def start(rank: int, **variables: str) -> subprocess.Popen[bytes]:
-        """A process that ignores SIGTERM."""
-        command = ["sh", "-c", "trap '' TERM; echo up; exec sleep 600"]
+        """A process that ignores SIGTERM, and executes no other program, during which it would have no variables."""
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+        command = [sys.executable, "-S", "-c", code]
         process = subprocess.Popen(
             command, env=environment(RANK=str(rank), **variables), stdout=subprocess.PIPE, start_new_session=True
         )
