@@ -23,9 +23,15 @@ def wait_until_asleep(process: int, thread: int | None = None) -> None:
     """Return when a thread of a process, by default its main one, has slept for a while, as in a wait for a rank."""
     status = Path(f"/proc/{process}/task/{thread or process}/stat")
     looks = 0
-    while looks < 20:
+
+    def sleeps() -> bool:
+        nonlocal looks
+        assert not has_ended(process), f"process {process} has ended"
         looks = looks + 1 if status.read_text().rpartition(")")[2].split()[0] == "S" else 0
         time.sleep(0.005)
+        return looks >= 20
+
+    wait_until(sleeps, lambda: f"{status} does not sleep")
 
 
 def has_ended(process: int) -> bool:
