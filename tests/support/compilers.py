@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.waiting import has_ended
@@ -51,5 +53,6 @@ class EndlessCompiler:
         return [int(word) for word in self.log.read_text().split()] if self.log.exists() else []
 
     def ended(self) -> bool:
-        # One that starts while its parent is killed is a child of process 1.
-        return all(has_ended(process) for process in self.processes() if process != 1)
+        # One that starts while its parent is killed is a child of process 1, or of a subreaper above this one.
+        adopters = {1, os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+        return all(has_ended(process) for process in self.processes() if process not in adopters)
