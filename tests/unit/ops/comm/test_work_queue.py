@@ -45,9 +45,14 @@ def handler(number: signal.Signals, function: signal._HANDLER) -> Iterator[None]
         signal.signal(number, before)
 
 
+def queue_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "a test"}
+
+
 @pytest.fixture
 def other_threads() -> set[threading.Thread]:
-    return set(threading.enumerate())
+    """Those of other tests' queues."""
+    return queue_threads()
 
 
 def test_the_order_is_kept_whoever_does_the_work(queue: WorkQueue) -> None:
@@ -154,7 +159,7 @@ def test_a_closed_queue_fails_what_waits_takes_nothing_and_has_no_thread(
         behind = queue.submit(lambda: None, [])
         queue.close(CommunicationError("gone"))
     queue.join()
-    assert set(threading.enumerate()) <= other_threads
+    assert queue_threads() <= other_threads
     assert first.is_success()
     with pytest.raises(CommunicationError, match="gone"):
         behind.wait()
@@ -174,12 +179,12 @@ def test_a_handler_that_closes_the_queue_in_the_middle_of_a_collective_does_not_
 
     queue.run(destroy)
     queue.join()
-    assert set(threading.enumerate()) <= other_threads
+    assert queue_threads() <= other_threads
 
 
 def test_the_thread_of_a_queue_that_nobody_has_ends(other_threads: set[threading.Thread]) -> None:
     queue = WorkQueue("a test")
     queue.submit(lambda: None, []).wait()
-    (thread,) = set(threading.enumerate()) - other_threads
+    (thread,) = queue_threads() - other_threads
     del queue
     thread.join()
