@@ -14,6 +14,7 @@ from op_builder.cache.key import Header, PlanKey, Roots, SystemHeaders, platform
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.system.records import encode
 
+NO_PROCESS = 2**22 + 1  # beyond the numbers that Linux gives to processes
 _PARTS = {"op": "small", "platform": platform_name(), "binding": "stable", "c++ compiler": "g++ 12"}
 _ROOTS = Roots({"include0": "/nowhere"})
 

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from op_builder.cache.key import unlisted
 from op_builder.cache.store import MANIFEST, Cache
 from op_builder.commands.cache import main
 from op_builder.system.host import this_host
-from tests.support.entries import publish, set_used
+from tests.support.entries import NO_PROCESS, publish, set_used
 
 SIZE = 100_000
 KEY = "0123456789abcdef" * 2
@@ -224,9 +223,7 @@ def test_locks_that_nobody_holds_and_old_memos_go(cache: Cache) -> None:
 def test_list_counts_the_rest_and_clear_removes_it_and_all_entries(
     capsys: pytest.CaptureFixture[str], filled: Cache
 ) -> None:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    left = filled.home / "staging" / f"other@{this_host()}@{process.pid}@0a1b2c3d"  # by a killed build
+    left = filled.home / "staging" / f"other@{this_host()}@{NO_PROCESS}@0a1b2c3d"  # by a killed build
     left.mkdir(parents=True)
     (left / "big.o").write_bytes(bytes(1 << 20))
     os.utime(left, (0, 0))
