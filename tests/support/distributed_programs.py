@@ -268,12 +268,14 @@ def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
 
 def one_host_fails(rank: int, size: int, directory: str, how: str) -> list[str]:
     """Ranks 0 and 1 are one host, and fail between themselves; what each rank raises."""
-    signal.signal(signal.SIGUSR1, signal.default_int_handler)  # before rank 1 may send it
     start("accel", rank, size, directory)
     dist.all_reduce(torch.ones(10))
     if rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    Path(directory, f"ready{rank}").touch()
     if rank == 1 and how == "interrupted":
+        wait_until(Path(directory, "ready0").exists)
         wait_until_asleep(pid_of(directory, 0))
         os.kill(pid_of(directory, 0), signal.SIGUSR1)
         wait_until(Path(directory, "failed0").exists)
