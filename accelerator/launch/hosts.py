@@ -46,22 +46,27 @@ def host_of(name: str, slots: int) -> Host:
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a file, in its order."""
-    return parse_hostfile(read_file(path, "pass the path of another file"), str(path))
-
-
-def read_file(path: Path, otherwise: str) -> str:
-    """The text of a file that the user wrote. Bytes of another encoding reach the ranks unchanged, as in Python.
-
-    Args:
-        otherwise: what the user can do instead of making it readable.
-    """
     try:
-        return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+        return parse_hostfile(text_of(path, path.read_bytes()), str(path))
+    except FileNotFoundError:
+        raise LaunchError(f"Hostfile {path} does not exist.", "Correct the path in --hostfile.") from None
     except OSError as error:
-        raise LaunchError(
-            f"{path} cannot be read: {error.strerror}.",
-            f"Check the path and who may read it (`ls -l {path}`), or {otherwise}.",
-        ) from None
+        raise unreadable(path, error) from None
+
+
+def text_of(path: Path, data: bytes) -> str:
+    """The text of a file that the user wrote. Bytes of another encoding reach the ranks unchanged, as in Python."""
+    if b"\0" in data:
+        raise LaunchError(f"{path} is not a text file.", "Save it as text, in UTF-8.")
+    return data.decode("utf-8-sig", "surrogateescape")
+
+
+def unreadable(path: Path, error: OSError) -> LaunchError:
+    """The error for a file of the user's that the system refuses to read."""
+    return LaunchError(
+        f"{path} cannot be read: {error.strerror}.",
+        f"Run `ls -l {path}` to see who may read it, and make it readable, or pass another file.",
+    )
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 
 from accelerator.errors import LaunchError
 from accelerator.launch.processes import log
+from op_builder.system.records import Schema, is_int32, is_number, is_string, require
 
 # Ranks report a failure as one line with this mark: to a pipe of this host's launcher, under MPI and Slurm to standard
 # error; another host's launcher then to its own. Writing up to this many bytes to a pipe is atomic.
@@ -88,9 +89,17 @@ class Failure:
         if not mark:
             return None
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):  # mixed with another writer's output
+            facts = json.loads(text)
+            require(facts, _FAILURE)
+        except (ValueError, RecursionError):  # mixed with another writer's output
             return None
+        return cls(**facts)
+
+
+_FAILURE: Schema = {
+    name: {"int": is_int32, "float": is_number, "str": is_string}[kind]
+    for name, kind in Failure.__annotations__.items()
+}
 
 
 class Relay:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from accelerator.errors import LaunchError
 from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.hosts import Host, read_file
+from accelerator.launch.hosts import Host, text_of, unreadable
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
 from accelerator.nvml import listed_devices
 from op_builder.messages import counted
+from op_builder.system.outcomes import Rejection
 
 FILE_NAME = ".accel_env"
 _DEEPSPEEDS_NAME = ".deepspeed_env"
@@ -108,19 +109,16 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
         if os.path.lexists(path.with_name(_DEEPSPEEDS_NAME)) and not os.path.lexists(path):
             message = f"{path.with_name(_DEEPSPEEDS_NAME)} is not read. Remedy: Name it {FILE_NAME}."
             notes.append(("warning", f"Warning: {message}"))
-        if not os.path.isfile(path):  # a pipe would have to be waited for; after sudo, a directory may be unsearchable
+        text = _read_trusted(path)
+        if isinstance(text, Rejection):
+            notes.append(("warning", f"Warning: ignored {path} ({text.reason}). Remedy: {text.remedy}"))
+        if not isinstance(text, str):
             continue
-        reason = _why_untrusted(path)
-        if reason is not None:
-            remedy = "Own the file and its directory, and run `chmod go-w` on both."
-            notes.append(("warning", f"Warning: ignored {path} ({reason}). Remedy: {remedy}"))
-            continue
-        text = read_file(path, "remove it")
         notes.append(("info", f"Read environment variables from {path}"))
         for number, line in enumerate(map(str.strip, text.split("\n")), 1):
             if not line or line.startswith("#"):
                 continue
-            assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*([^\0]*)", line, re.ASCII)
+            assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII | re.DOTALL)
             if assignment is None:
                 # Without the line, which may be part of a secret.
                 raise LaunchError(f"{path}:{number}: expected NAME=VALUE.", "Correct that line; comments begin with #.")
@@ -130,15 +128,37 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
     return variables, notes
 
 
-def _why_untrusted(path: Path) -> str | None:
-    """Why another user can have written a file that the user did not name; None if only this user and root can."""
-    for place in (path.parent, Path(os.path.realpath(path)).parent, path):
-        status = place.stat()
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{place} belongs to another user"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"other users may write {place}"
-    return None
+def _read_trusted(path: Path) -> str | Rejection | None:
+    """The text of a file that the user did not name, None if it does not exist; rejected if others can have written it.
+
+    Root is trusted.
+    """
+    # Others' directories that cannot be searched, as after sudo, have no file for this user.
+    if not os.path.lexists(path):
+        return None
+    try:
+        directories = (path.parent, Path(os.path.realpath(path)).parent)
+        reason = next(filter(None, (_why_untrusted(place, place.stat()) for place in directories)), "")
+        if not reason:
+            # Opening a named pipe would wait.
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    return Rejection("it is not a regular file", "Replace it with a regular file, or remove it.")
+                reason = _why_untrusted(path, status)
+                if not reason:
+                    return text_of(path, file.read())
+        return Rejection(reason, "Own the file and its directory, and run `chmod go-w` on both.")
+    except FileNotFoundError:  # a link to nowhere
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _why_untrusted(place: Path, status: os.stat_result) -> str:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{place} belongs to another user"
+    return f"other users may write {place}" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def forwarded(

@@ -322,7 +322,7 @@ def meeting_error(job: Job, error: Exception) -> LaunchError:
         )
     if job.num_nodes == 1:
         return LaunchError(
-            f"This host did not connect to itself at {_address(job)} port {port}: {reason}",
+            f"This host did not connect to itself at {_address(job)}: {reason}",
             "Check that programs of this host can connect to each other at that address.",
         )
     return LaunchError(

@@ -245,3 +245,5 @@ def test_a_damaged_report_of_a_failed_rank_is_output() -> None:
     mark, text = line.split("{", 1)
     for content in damaged(f"{{{text}".encode(), COUNT, 13):
         str(Failure.from_line(mark + content.decode("latin-1")))
+    for facts in hostile(json.loads(f"{{{text}"), COUNT, 14):
+        str(Failure.from_line(mark + json.dumps(facts)))

@@ -59,9 +59,12 @@ def test_a_name_that_a_command_or_a_shell_would_interpret_is_refused(name: str) 
         parse_hostfile(name, "hosts")
 
 
-def test_a_missing_file_is_reported_and_every_encoding_of_editors_is_read(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="missing cannot be read: No such file"):
+def test_a_file_that_is_no_text_is_reported_and_every_encoding_of_editors_is_read(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"missing does not exist"):
         read_hostfile(tmp_path / "missing")
+    (tmp_path / "hosts").write_bytes(b"\x7fELF\x00")
+    with pytest.raises(LaunchError, match="not a text file"):
+        read_hostfile(tmp_path / "hosts")
     for content in (b"\xef\xbb\xbfa slots=2\n", b"a slots=2  # Zo\xeb's\n"):
         (tmp_path / "hosts").write_bytes(content)
         assert short(read_hostfile(tmp_path / "hosts")) == "a:0,1/2"

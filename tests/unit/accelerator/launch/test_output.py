@@ -48,7 +48,8 @@ def test_a_failure_travels_in_one_line() -> None:
     assert Failure.from_line("unfinished" + line) == FAILURE
     assert Failure.from_line("an ordinary line\n") is None
     assert Failure.from_line(line[:40]) is None
-    assert Failure.from_line(line.replace("pid", "dip")) is None
+    for true, false in (("pid", "dip"), ("-9", '"-9"'), ("10.5", "null"), ('"one', '7, "tale": "')):
+        assert Failure.from_line(line.replace(true, false)) is None
 
 
 @pytest.mark.parametrize(

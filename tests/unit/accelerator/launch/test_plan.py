@@ -32,13 +32,12 @@ def plan(given: Mapping[str, str], *, bind: bool = True, host: Host = TWO_RANKS)
     return plan_host(Job((), (host,), bind=bind), host, TWO_NODES, given)
 
 
-def test_later_files_override_earlier_ones_and_missing_ones_and_pipes_are_skipped(tmp_path: Path) -> None:
+def test_later_files_override_earlier_ones_and_missing_ones_are_skipped(tmp_path: Path) -> None:
     texts = (("home", "A=1\nB=1\n"), ("here", "# ours\n\nB=2\n C='x y' \nD=a=b\nE=\nexport F = \"g\"\nH\t=  i\r\n"))
     for name, text in texts:
         (tmp_path / name).mkdir()
         (tmp_path / name / ".accel_env").write_text(text)
-    os.mkfifo(tmp_path / ".accel_env")
-    found, notes = read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path, tmp_path / "here"])
+    found, notes = read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
     assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": "", "F": "g", "H": "i"}
     files = (tmp_path / name / ".accel_env" for name in ("home", "here"))
     assert notes == [("info", f"Read environment variables from {file}") for file in files]
@@ -86,6 +85,13 @@ def test_a_file_that_another_user_can_have_written_is_ignored(
     assert "chmod go-w" in note
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".accel_env")
+    variables, notes = read_environment_files([tmp_path])
+    assert variables == {}
+    assert "it is not a regular file). Remedy: Replace" in notes[0][1]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_home_that_cannot_be_searched_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the directories above cannot be searched, either
@@ -115,7 +121,7 @@ def test_a_file_may_have_any_encoding_and_bytes_reach_the_ranks_unchanged(
     assert {name: os.fsencode(value) for name, value in found.items()} == expected
 
 
-@pytest.mark.parametrize("line", ["export s3cret", "A B = s3cret", "1A=s3cret", "=s3cret", "s3/cret==", "A=s3\0"])
+@pytest.mark.parametrize("line", ["export s3cret", "s3cret", "A B = s3cret", "1A=s3cret", "=s3cret", "s3/cret=="])
 def test_an_invalid_line_is_reported_without_its_text(line: str, tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_text(f"OK=1\n{line}\n")
     with pytest.raises(LaunchError, match=r"\.accel_env:2: expected NAME=VALUE") as refused:
