@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import sys
 from itertools import product
 
@@ -11,7 +13,7 @@ import torch
 
 from op_builder import env
 from op_builder.cpu import AsyncIOBuilder
-from op_builder.errors import IncompatibleOpError
+from op_builder.errors import IncompatibleOpError, StorageError
 from op_builder.ops.io import aio_handle
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
@@ -61,6 +63,37 @@ def stalled(path: str) -> Handle:
     os.environ["FAULTY_REFUSED"] = "progress"
     handle.async_pwrite(torch.ones(3), path)
     return handle
+
+
+def full(path: str, engine: str) -> None:
+    handle = opened().aio_handle(queue_depth=16, engine=engine)
+    os.environ["FAULTY_REFUSED"] = "full"
+    for number in range(16):
+        handle.async_pwrite(torch.ones(3), f"{path}{number}")
+    try:
+        handle.wait()
+    except StorageError as error:
+        print("failures", 1 + len(error.others))
+    print("submissions", handle.counters().submissions)
+
+
+def refused_later(path: str, engine: str) -> None:
+    handle = opened().aio_handle(engine=engine)
+    os.environ["FAULTY_REFUSED"] = "commands"
+    try:
+        handle.sync_pwrite(torch.ones(3), path)
+    except StorageError as error:
+        print(error.errno == errno.EPERM, error.remedy)
+
+
+def too_large(path: str) -> None:
+    handle = opened().aio_handle()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        handle.sync_pwrite(torch.ones(1 << 20), path)
+    except StorageError as error:
+        print(error.errno == errno.EFBIG, os.stat(path).st_size, os.stat(path).st_blocks)
+    print(handle.sync_pwrite(torch.ones(1 << 18), path))
 
 
 def forced() -> None:

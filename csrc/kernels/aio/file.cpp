@@ -11,6 +11,7 @@
 #ifdef __linux__
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #endif
@@ -51,8 +52,13 @@ constexpr int kMaxInterruptions = 3;
 // Allocates the blocks of a range at or beyond the file's end, and moves the end behind it. Returns 0 or an errno. The
 // end moves in a second call, once all blocks are allocated: some file systems keep the blocks of a call that fails
 // half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer. Blocks beyond the end are freed with the
-// file; to free them now would set its length, which another process may just have changed.
+// file, or when its length is set; to free them now would set the length, which another process may just have changed.
+// The limit of file sizes counts only in the second call, so it is checked here.
 int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<std::uint64_t>(end) > limit.rlim_cur) {
+    return EFBIG;
+  }
   int interruptions = 0;
   for (const int mode : {FALLOC_FL_KEEP_SIZE, 0}) {
     while (fallocate(descriptor, mode, begin, end - begin) != 0) {

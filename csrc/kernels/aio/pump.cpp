@@ -182,8 +182,15 @@ void Pump::submit() {
       continue;
     }
     const int error = taken == 0 ? EAGAIN : -taken;
-    if (in_flight_ > 0 && (error == EAGAIN || error == EBUSY)) {
-      break;  // there is room once the commands in flight have completed
+    if (error == EAGAIN || error == EBUSY) {
+      if (in_flight_ > 0) {
+        break;  // there is room once the commands in flight have completed
+      }
+      drop_taken();
+      const std::vector<Command> refused = std::exchange(staged_, {});
+      // In reverse, so that a command that alone is refused does not stay before the others.
+      std::for_each(refused.rbegin(), refused.rend(), [&](const Command& each) { complete({each.tag, -error}); });
+      continue;
     }
     const Completion refused{staged_[first].tag, -error};
     ++first;
@@ -275,7 +282,7 @@ bool Pump::retry(std::uint64_t tag, int error) {
   if (waits) {
     pause_ = std::max(pause_, retry_delay(slot.attempts));  // one for all that were refused together
   }
-  staged_.insert(staged_.begin(), slot.command);  // first, so that its attempts end before those of others begin
+  staged_.push_back(slot.command);
   return true;
 }
 

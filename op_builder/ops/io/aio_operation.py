@@ -22,20 +22,24 @@ REMEDIES = {
     errno.EEXIST: "Choose another path: this one is a file, or a link to what is missing.",
     errno.ENOTDIR: "Choose another path: a part of this one is a file.",
     errno.EISDIR: "Move the directory of this name.",
-    errno.ENOSPC: "Free space on the device.",
-    errno.EDQUOT: "Free space of the quota.",
+    errno.ENOSPC: "Free space on the device; a file that could not be written may hold some of it.",
+    errno.EDQUOT: "Free space of the quota; a file that could not be written may hold some of it.",
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
     errno.EACCES: "Let this user read and write the directory.",
     errno.EPERM: "Let this user read and write the directory.",
     errno.EROFS: "Choose a directory on a file system that can be written.",
     errno.EIO: "The device or its connection fails; check the system log (dmesg).",
-    errno.EMFILE: "Wait for some operations first, or raise the limit of open files (ulimit -n).",
+    errno.EMFILE: "Wait for some operations first, each of which opens its file twice, or raise the limit (ulimit -n).",
     errno.EBADF: "Pass a descriptor that is open for this; validating a write needs one to read and write.",
     errno.ESPIPE: "Pass a file with offsets; a pipe or socket has none.",
     errno.ENXIO: "Pass a file with offsets; a pipe or socket has none.",
     errno.EINVAL: "Pass a descriptor without O_APPEND, of a file that can be read and written at an offset.",
 }
 """What to do about errors of the system, by errno."""
+_OF_TRANSFERS = dict.fromkeys(
+    (errno.EPERM, errno.EACCES, errno.ENOSYS),
+    "If a sandbox refuses the engine since this handle was created, create a new handle.",
+)
 
 
 class Operation(NamedTuple):
@@ -52,7 +56,7 @@ class Operation(NamedTuple):
         if kind == 0:
             return None
         if kind == _SYSTEM_CALL:
-            return self.system_error(error, offset, bytes_done)
+            return self.system_error(error, offset, bytes_done, _OF_TRANSFERS.get(error))
         if kind == _END_OF_FILE:
             what = f"the file ends at byte {offset}, and the request ends at byte {self.offset + self.memory.nbytes}"
             remedy = "Read fewer bytes, or find out what truncated the file."
@@ -61,10 +65,10 @@ class Operation(NamedTuple):
             remedy = "If nothing else writes to the file or the tensor, look for errors of the disk: `dmesg`."
         return self._error(what, remedy, errno.EIO, offset, bytes_done)
 
-    def system_error(self, number: int, offset: int, bytes_done: int) -> StorageError:
+    def system_error(self, number: int, offset: int, bytes_done: int, remedy: str | None = None) -> StorageError:
         """The error of a system call that failed with errno ``number``."""
         what = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
-        return self._error(what, REMEDIES.get(number, ""), number, offset, bytes_done)
+        return self._error(what, remedy or REMEDIES.get(number, ""), number, offset, bytes_done)
 
     def _error(self, what: str, remedy: str, number: int, offset: int, bytes_done: int) -> StorageError:
         doing, direction = ("Writing", "to") if self.is_write else ("Reading", "from")

@@ -3,7 +3,8 @@
 // FAULTY_PERIOD=n     the first and every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate and
 //                     posix_fallocate only with EINTR
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
-//                     commands (of io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM;
+//                     commands, full (of io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM,
+//                     EAGAIN;
 //                     progress (of pread and pwrite: they do not return)
 
 #include <atomic>
@@ -110,8 +111,8 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
   }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
     const bool starts = number != SYS_io_getevents && b > 0;
-    if (starts && is_refused("commands")) {
-      errno = EPERM;
+    if (starts && (is_refused("commands") || is_refused("full"))) {
+      errno = is_refused("full") ? EAGAIN : EPERM;
       return -1;
     }
     const unsigned what = fault();

@@ -307,6 +307,30 @@ def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path,
 
 
 @needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "threads"])
+def test_operations_that_are_refused_for_now_are_retried_together(
+    faulty_calls: Path, tmp_path: Path, engine: str
+) -> None:
+    output = run(faulty_calls, "full", tmp_path / "file", engine)
+    assert "failures 16" in output
+    # 1,000 for the operation that is submitted alone, 1,000 for the others.
+    assert 1000 <= int(output.partition("submissions ")[2]) < 3000
+
+
+@needs_gxx
+@pytest.mark.skipif(ENGINES == ["threads"], reason="no other engine works here")
+def test_an_engine_that_a_sandbox_refuses_later_is_named(faulty_calls: Path, tmp_path: Path) -> None:
+    output = run(faulty_calls, "refused_later", tmp_path / "file", ENGINES[0])
+    assert "True If a sandbox refuses the engine" in output
+
+
+def test_a_file_above_the_limit_of_sizes_gets_no_blocks(tmp_path: Path) -> None:
+    done = output_of("-m", faulty_aio_programs.__name__, "too_large", tmp_path / "file")
+    assert done.split() == ["True", "0", "0", "1"]
+
+
+@needs_gxx
 def test_memory_that_may_not_be_locked_is_reported(faulty_calls: Path) -> None:
     output = run(faulty_calls, "locked", FAULTY_REFUSED="mlock")
     assert "True 0" in output
