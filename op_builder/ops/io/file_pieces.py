@@ -7,6 +7,7 @@ import errno
 import logging
 import mmap
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +35,7 @@ SMALL_BYTES = (
     64 << 10
 )  # through the page cache: preparing a direct transfer would take longer, and neighbours come, too
 _THREADS = 4
+_PLAIN_S = 10.0  # an op that cannot be loaded is tried again after it: processes or files may have been too many
 
 
 class Handles:
@@ -49,7 +51,7 @@ class Handles:
         self._settings = dict(settings)
         self._owner = os.getpid()
         self._idle: deque[Handle] = deque()  # its methods need no lock
-        self._is_plain = False  # the op could not be loaded, and each attempt would take long
+        self._plain_until = 0.0  # the op could not be loaded just now; on the clock of time.monotonic()
 
     @contextmanager
     def one(self) -> Iterator[Handle]:
@@ -67,7 +69,7 @@ class Handles:
 
     def read(self, body: torch.Tensor, descriptor: int, offset: int) -> None:
         """Fill a uint8 vector from a file, past the page cache; by plain reads if the op cannot be loaded."""
-        if not self._is_plain:
+        if time.monotonic() >= self._plain_until:
             try:
                 with self.one() as handle:
                     handle.sync_pread(body, descriptor, offset)
@@ -77,7 +79,7 @@ class Handles:
             except AccelError as error:
                 if "engine" in self._settings:  # this one was requested
                     raise
-                self._is_plain = True
+                self._plain_until = time.monotonic() + _PLAIN_S
                 warn_once(logger, f"Files are read without async_io, perhaps slowly: {error}")
         read_plainly(descriptor, memory_of(body), offset)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -525,3 +526,28 @@ def test_the_background_has_the_thread_local_state_of_the_caller(
         state()
     assert len(set(seen)) == 1
     assert out.is_inference() == (mode is torch.inference_mode)
+
+
+def test_the_op_is_used_again_once_it_can_be_loaded(store: TensorStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files could not be opened for a moment: too many were open."""
+    value = random_bytes(3 * PIECE)
+    store.save("x", value)
+    monkeypatch.setattr(file_pieces, "SMALL_BYTES", 0)
+    loads: list[bool] = []
+    load_host = file_pieces.load_host
+
+    def failing(spec: Any) -> object:
+        loads.append(True)
+        if len(loads) == 1:
+            raise IncompatibleOpError("Too many open files.", "Close some.")
+        return load_host(spec)
+
+    monkeypatch.setattr(file_pieces, "load_host", failing)
+    monkeypatch.setattr(file_pieces, "_PLAIN_S", 0.0)
+    handles = file_pieces.Handles()
+    out = torch.zeros_like(value)
+    with (store.directory / "x.safetensors").open("rb") as file:
+        for _ in range(2):
+            handles.read(out, file.fileno(), HEADER_BYTES)
+            assert same(out, value)
+    assert len(loads) == 2
