@@ -23,7 +23,7 @@ from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.comm.across import Across, FailureNote
 from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.comm.gloo import GroupGloo
-from op_builder.ops.comm.hosts import HostFacts, Layout, exchange, host_identity, layout, own_part
+from op_builder.ops.comm.hosts import HostFacts, Layout, exchange, host_identity, layout, own_part, require_same_number
 from op_builder.ops.comm.process_group import AccelProcessGroup, CollectiveCounts, Parts
 from op_builder.ops.comm.shm_comm import OP as SHM_COMM
 from op_builder.ops.declare import load_host
@@ -63,12 +63,13 @@ def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCount
 def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     """Make this rank's part of a group; torch calls it on all ranks of the group."""
     rank, size = options.group_rank, options.group_size
-    store = own_part(options.store, rank)
+    number, store = own_part(options.store, rank)
     timeout = dist.distributed_c10d.default_pg_timeout if options.timeout is None else options.timeout
     members = tuple(options.global_ranks_in_group)
     name = _name(str(options.group_id), members)
     module, reason = _load()
     facts = exchange(store, rank, size, HostFacts(host_identity(), reason))
+    require_same_number(options.store, number, rank, size)
     gloo = GroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     found = layout(rank, facts)
     collectives: Collectives | None = None

@@ -73,6 +73,10 @@ def any_layout(rank: int, size: int, directory: str) -> bool:
     for dtype in (torch.float32, DOUBLE):
         with pytest.raises(OpArgumentError, match="share memory"):
             dist.all_reduce(torch.zeros(2, 1, dtype=dtype).expand(2, 3))
+        unchanged = torch.full((3,), 9, dtype=dtype)
+        with pytest.raises(OpArgumentError, match="share memory"):
+            dist.all_gather([unchanged, torch.zeros(1, dtype=dtype).expand(3)], torch.ones(3, dtype=dtype))
+        assert unchanged.tolist() == [9, 9, 9]
     received = torch.zeros(4)
     with pytest.raises(OpArgumentError, match="not contiguous"):
         dist.recv(torch.zeros(8)[::2], 1 - rank)

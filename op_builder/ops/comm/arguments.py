@@ -143,29 +143,31 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return without_class(tensor).resolve_conj().resolve_neg().contiguous()
 
 
-def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
-    """Copy ``result`` into ``tensor``, unless they are the same memory.
+def require_apart(outputs: Tensors) -> None:
+    """Raise an OpArgumentError if elements of an output share memory, as in an expanded tensor."""
+    if any(is_plain(output) and is_overlapping(without_class(output)) for output in outputs):
+        raise OpArgumentError(
+            "Elements of the output share memory, as those of an expanded tensor do.",
+            "Pass a tensor whose elements do not share memory, for example x.clone().",
+        )
 
-    Raises:
-        OpArgumentError: elements of ``tensor`` share memory, as in an expanded tensor.
-    """
+
+def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
+    """Copy ``result`` into ``tensor``, whose elements are apart, unless they are the same memory."""
     if result is tensor or not is_plain(tensor):
         return
     target = without_class(tensor)
     if target.data_ptr() == result.data_ptr() and target.is_contiguous():
         return
     require_memory("The output", target)
-    if is_overlapping(target):
-        raise OpArgumentError(
-            "Elements of the output share memory, as those of an expanded tensor do.",
-            "Pass a tensor whose elements do not share memory, for example x.clone().",
-        )
     target.copy_(result.view(target.shape))
 
 
 def fill(tensor: torch.Tensor, collective: Callable[[torch.Tensor], object]) -> None:
-    """Run ``collective`` with contiguous memory for ``tensor``; raises as :func:`write_back`."""
+    """Run ``collective`` with contiguous memory for ``tensor``; raises as :func:`require_apart`."""
     memory = dense(tensor)
+    if memory is not tensor:
+        require_apart([tensor])
     collective(memory)
     write_back(tensor, memory)
 

@@ -24,6 +24,7 @@ from op_builder.ops.comm.arguments import (
     flat_tensors,
     is_plain,
     replace_tensors,
+    require_apart,
     require_gloo_tensors,
     write_back,
 )
@@ -150,14 +151,14 @@ class GlooCollectives:
     def run(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Run a collective until it or the group ends; also raises gloo's errors. Tensors need not be contiguous."""
         require_gloo_tensors(name, arguments, keywords)
-        given = flat_tensors(arguments)
+        given, outputs = flat_tensors(arguments), flat_tensors(arguments[:1])
+        require_apart(outputs)
         copies = [dense(tensor) for tensor in given]
         start = getattr(self.group, name)
         work = self._lent.lend(copies, lambda lent: start(*replace_tensors(arguments, iter(lent)), **keywords))
         while not has_ended(work):
             if self._is_closed:
                 raise CommunicationError("The group was destroyed during a collective.", "Create a new group.")
-        outputs = flat_tensors(arguments[:1])
         for tensor, result in zip(outputs, copies[: len(outputs)], strict=True):
             write_back(tensor, result)
 

@@ -18,13 +18,33 @@ from op_builder.system.records import Schema, encode, is_text
 _SCHEMA: Schema = dict.fromkeys(("host", "reason"), is_text)
 
 
-def own_part(store: Store, rank: int) -> PrefixStore:
-    """The part of ``store`` that belongs to the group that is being made.
+def own_part(store: Store, rank: int) -> tuple[int, PrefixStore]:
+    """The number of the group that is being made, and the part of ``store`` that belongs to it.
 
     A default group that is destroyed and made again gets the same store and name, and would read what the old one left.
     So groups are numbered: the number is the same on all ranks as long as all make the same groups.
     """
-    return PrefixStore(f"accel/{store.add(f'accel/made/{rank}', 1)}", store)
+    number = store.add(_made_key(rank), 1)
+    return number, PrefixStore(f"accel/{number}", store)
+
+
+def require_same_number(store: Store, number: int, rank: int, size: int) -> None:
+    """Raise a CommunicationError if another rank has made another group since: what it published here is stale.
+
+    No rank gets further before all have called this.
+    """
+    for other in range(size):
+        made = number if other == rank else int(store.get(_made_key(other)))
+        if made != number:
+            raise CommunicationError(
+                f"Rank {other} has created {made} groups of this name on this store, this rank {number}. A rank was "
+                "probably restarted alone.",
+                "Start all ranks again, on a new store.",
+            )
+
+
+def _made_key(rank: int) -> str:
+    return f"accel/made/{rank}"
 
 
 @dataclass(frozen=True)

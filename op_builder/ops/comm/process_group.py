@@ -34,6 +34,7 @@ from op_builder.ops.comm.arguments import (
     flat_tensors,
     is_async,
     reduction,
+    require_apart,
     write_back,
 )
 from op_builder.ops.comm.collectives import Collectives, changed
@@ -222,6 +223,7 @@ class AccelProcessGroup(dist.ProcessGroup):
             return self._by_gloo(name, arguments, keywords)
 
         def gather(parts: Tensors, source: torch.Tensor) -> None:
+            require_apart(parts)
             whole = torch.empty((self._size, source.numel()), dtype=source.dtype, device="cpu")
             self._native.all_gather(whole, dense(source))
             for part, row in zip(parts, whole, strict=True):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops import distributed
 from op_builder.ops.comm.across import store_for_threads
-from op_builder.ops.comm.hosts import HostFacts, Layout, exchange, host_identity, layout
+from op_builder.ops.comm.hosts import HostFacts, Layout, exchange, host_identity, layout, own_part, require_same_number
 from op_builder.ops.comm.shared_memory_group import usable_cores
 from op_builder.ops.comm.shared_memory_meeting import MemoryFacts
 
@@ -60,6 +60,16 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(CommunicationError, match="Rank 1 did not join"):
         exchange(store, 0, 2, HostFacts("a", ""))
+
+
+def test_the_facts_of_a_rank_that_was_restarted_alone_are_not_used() -> None:
+    store = dist.HashStore()
+    number, _ = own_part(store, 0)
+    own_part(store, 1)
+    require_same_number(store, number, 0, 2)
+    own_part(store, 1)  # again
+    with pytest.raises(CommunicationError, match=r"Rank 1 has created 2 groups .* this rank 1"):
+        require_same_number(store, number, 0, 2)
 
 
 class PythonStore(dist.Store):
