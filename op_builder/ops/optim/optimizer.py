@@ -155,6 +155,8 @@ class NativeOptimizer(NativeStates):
             pairs = zip(saved["params"], params, strict=False)  # torch checks the lengths
             for at, (number, param) in enumerate(pairs):
                 entry = state_dict["state"].get(number)
+                if isinstance(entry, _Saved):  # by a load whose hook loads
+                    continue
                 states.pop(number, None)
                 if entry:
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
