@@ -59,7 +59,7 @@ def read_headers(
     texts = {name: _spliced(text) for name, text in _own_texts(plan, read, roots)}
     orders = [[_without_dots(directory) for directory in directories] for directories in searched]
     flags = list(flags)
-    unclear = indirect_flags(flags) + [word for word in flags if "__has_include" in word]
+    unclear = indirect_flags(flags) + [word for word in flags if _hides_in_flag(word, assembled is not None)]
     unclear += [] if all(orders) else ["a compiler that lists no include directories"]
     for name, text in texts.items():
         match = _HIDDEN.search(_NO_LOOKUP.sub(rb"\1 ", text))
@@ -71,7 +71,10 @@ def read_headers(
         # It also lists the names in #line directives, which need not exist.
         found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
         listed |= set(filter(os.path.isfile, found))
-    looked_up, empty = _lookups({**texts, **dict(_asking(listed - texts.keys() - sources, skipped))}, orders)
+    asking = dict(_asking(listed - texts.keys() - sources, skipped))
+    with_macros = [os.path.basename(name) for name, text in asking.items() if _QUOTED_IN_MACRO.search(text)]
+    unclear += [f"__has_include in a macro of {name}" for name in with_macros]
+    looked_up, empty = _lookups({**texts, **asking}, orders)
     unclear += [f"the directory {name}" for name in looked_up if os.path.isdir(name)]  # of precompiled headers
     looked_up = set(filter(os.path.isfile, looked_up))
     # GCC reads x.h.gch instead of x.h, clang x.h.pch as well, and lists neither.
@@ -140,6 +143,8 @@ _HIDDEN = re.compile(
     rb"|^[ \t]*(?:#|%:)[ \t]*(?:define\b.*\b__has_include|(?:if|elif)\b.*\b__has_include(?:_next)?\b(?![ \t]*\())",
     re.MULTILINE,
 )
+# In a header of the system: the directory of the file that uses the macro is searched.
+_QUOTED_IN_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*define\b.*\b__has_include(?:_next)?[ \t]*\([ \t]*\"", re.M)
 _NO_LOOKUP = re.compile(rb"\b(define(?:d[ \t]*\(?)?)[ \t]*__has_\w+")
 # #include of a macro's value.
 _BY_MACRO = re.compile(rb"^[ \t]*(?:#|%:)[ \t]*include(?:_next)?[ \t]+\w", re.MULTILINE)
@@ -151,6 +156,13 @@ _COMMENT = re.compile(
     re.DOTALL,
 )
 _ASSEMBLED = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
+
+
+def _hides_in_flag(word: str, is_assembled: bool) -> bool:
+    """Whether a flag, such as ``-D``, reads a file that no depfile lists."""
+    if "__has_include" in word or "__has_embed" in word:
+        return True
+    return not is_assembled and _ASSEMBLED.search(os.fsencode(word)) is not None
 
 
 def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[tuple[str, bytes]]:

@@ -235,6 +235,19 @@ def test_a_file_that_a_header_of_the_system_looked_for_counts(
 
 
 @needs_gxx
+def test_a_macro_of_a_systems_header_looks_next_to_its_user(
+    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("op_builder.cache.key._own_prefix", lambda: str(tmp_path))
+    monkeypatch.setattr("op_builder.cache.key._shared_directories", lambda: {str(tmp_path)})
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "system.h").write_text('#define IS_THERE __has_include("asked.h")\n')
+    (small.directory / "small.cpp").write_text(f"#include <system.h>\n#if IS_THERE\n#endif\n{ENTRY}")
+    with env.scope(CPATH=str(tmp_path / "system")):
+        assert compile_op(small).manifest.key.unlisted == ["__has_include in a macro of system.h"]
+
+
+@needs_gxx
 def test_a_new_precompiled_header_of_clang_counts(small: SmallBuilder, tmp_path: Path) -> None:
     (tmp_path / "forced.h").touch()
     small.flags += ["-include", f"{tmp_path}/forced.h"]
@@ -597,6 +610,7 @@ def test_a_file_that_a_wrapper_includes_or_reads_counts(
         "python3 -c \"import logging; logging.FileHandler(filename='{log}').stream.write('x')\"",
         "case \"$*\" in *-c*) python3 -c \"import os; os.truncate('{log}', os.path.getsize('{log}') + 1)\";; esac",
         'case "$*" in *-shared*) echo "$@" >> {log};; esac',
+        'case "$*" in *small.cpp*) echo "$@" >> {log};; esac',
     ],
 )
 def test_a_file_that_a_wrapper_writes_does_not_count(small: SmallBuilder, tmp_path: Path, line: str) -> None:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from op_builder.cache.depfiles import read_headers
 from op_builder.plan import Binding, BuildPlan, Language, Source
+
+
+@pytest.mark.parametrize("flag", ['-DX=asm(".incbin \\"/x\\"")', '-DX=__has_embed("x")', '-DX=__has_include("x")'])
+def test_a_flag_that_reads_a_file_is_an_input_that_no_tool_lists(tmp_path: Path, flag: str) -> None:
+    for name, text in {"op.cpp": "", "op.d": f"op.o: {tmp_path}/op.cpp\n"}.items():
+        (tmp_path / name).write_text(text)
+    source = Source(tmp_path / "op.cpp", "op.cpp", Language.CXX)
+    plan = BuildPlan("op", "op", Binding.C, (source,), (), (), (), ())
+    headers = read_headers(plan, [tmp_path / "op.d"], [], [["/usr/include"]], flags=[flag])[0]
+    assert [(each.root, each.path) for each in headers] == [("unlisted", flag)]
 
 
 def test_the_texts_of_an_environment_inside_the_project_are_not_examined(tmp_path: Path) -> None:
