@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def ledger_file() -> Iterator[Path]:
-    """The file of a new, empty ledger, in a directory of its own with a link to the recorder, if there is one.
+    """The file of a new, empty ledger, in a directory of its own with the recorder, if there is one.
 
     It is removed at the end, but not by a forked child.
     """
@@ -32,14 +32,29 @@ def ledger_file() -> Iterator[Path]:
     try:
         file.touch(mode=0o600)
         try:
-            # In the cache it stays for a daemon, whose children load it, too.
-            (directory / RECORDER).symlink_to(_library())
+            _provide(_library(), directory / RECORDER)
         except (AccelError, OSError) as error:
             logger.warning("Only compilers that Python starts directly are seen, without their times: %s", error)
         yield file
     finally:
         if os.getpid() == process:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _provide(library: str, place: Path) -> None:
+    if not _cannot_preload(library):
+        place.symlink_to(library)  # in the cache it stays for a daemon, whose children load it, too
+    elif not _cannot_preload(os.path.realpath(place)):
+        shutil.copyfile(library, place)
+    else:
+        raise AccelError(
+            f"LD_PRELOAD cannot name {library}.",
+            "Set ACCEL_CACHE_DIR or TMPDIR to a directory without spaces and colons in its path.",
+        )
+
+
+def _cannot_preload(path: str) -> bool:
+    return bool(set(path) & set(" :"))
 
 
 def _library() -> str:
@@ -64,10 +79,4 @@ def _library() -> str:
         ),
         link_flags=("-Wl,--as-needed",),  # each process that starts would load libstdc++
     )
-    path = os.path.realpath(build_library(recipe).path)
-    if set(path) & set(" :"):
-        raise AccelError(
-            f"LD_PRELOAD cannot name {path}.",
-            "Set ACCEL_CACHE_DIR to a directory without spaces and colons in its path.",
-        )
-    return path
+    return os.path.realpath(build_library(recipe).path)

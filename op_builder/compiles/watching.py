@@ -49,7 +49,7 @@ class Ledger:
             return self._last
         reader = Reader(self.file)
         reader.read()
-        has_recorder = self.file.with_name(RECORDER).exists()
+        has_recorder = os.path.lexists(self.file.with_name(RECORDER))  # also if the cache has lost it
         starts = [start for start in reader.starts() if start.started >= self.since]
         return starts, reader.unwatched(self.since) if has_recorder else []
 
