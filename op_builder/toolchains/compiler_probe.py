@@ -28,7 +28,12 @@ _MOST_FILES = 100
 _MOST_ROUNDS = 3
 _DIGEST_DIGITS = 16
 _OF_THE_KERNEL = ("/proc/", "/dev/", "/sys/")
-_ABSOLUTE_PATH = re.compile(r"(?<![\w.~}*/])/[^\s\"'`;|&<>()$,{}\[\]*]+")
+_PATH = r"/[^\s\"'`;|&<>()$,{}\[\]*]+"
+_ABSOLUTE_PATH = re.compile(rf"(?<![\w.~}}*/]){_PATH}")
+# >FILE, 2>>FILE, tee FILE, and open(FILE, "a").
+_WRITTEN = re.compile(
+    rf"(?:(?<![=-])>[>|&]?|\btee\b(?:\s+-\w+)*)[\s\"',]*({_PATH})|({_PATH})[\"']\s*,\s*(?:mode\s*=\s*)?[\"'][awx]"
+)
 _OWN_FILE = r"\"?(?:\$0|\$\{?BASH_SOURCE(?:\[0\]\})?|\$\((?:readlink -f|realpath)[^)]*\))\"?"
 _HOME = re.compile(r"(?<![\w/~])~(?=/)")
 _OWN_DIRECTORY = re.compile(rf"\$\(\s*dirname\s+(?:--\s+)?{_OWN_FILE}\s*\)|\$\{{0%/\*\}}")
@@ -184,7 +189,8 @@ def wrapper_facts(programs: Iterable[str], tools: Iterable[str] = ()) -> tuple[l
         files.update(dict.fromkeys(new))
         waiting += new
         variables.update(_NAME.findall(text))
-        data.update(filter(_is_data, absolute))
+        written = {name for names in _WRITTEN.findall(expanded) for name in names}
+        data |= {name for name in absolute if name not in written and _is_data(name)}
         data.update(name for place in places for name in _data_in_directory(place, text))
     read = dict.fromkeys(name for name in (*files, *sorted(data)[:_MOST_FILES]) if not _is_program(name))
     run_or_unwritten = [*filter(_is_program, files), *_unwritten(programs, list(read))]
