@@ -22,8 +22,9 @@ WROTE_NOTHING = (
     "Remove flags that replace the compile or the link, such as -fsyntax-only and -Wl,--version, or set CXX."
 )
 SHORTAGE = (
-    r"[Cc]annot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment"
-    r"|Killed signal terminated program|execute command: Killed|(?:died due to|ended by|terminated with) signal 9\b"
+    r"[Cc]annot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc"
+    r"|failed to map segment(?!.*not permitted)|Killed signal terminated program|execute command: Killed"
+    r"|(?:died due to|ended by|killed by|terminated with) signal 9\b"
     r"|Resource temporarily unavailable|\b[Cc]annot fork\b"
 )
 """How programs report that the machine has too little memory or too few processes, as a regular expression."""
@@ -111,6 +112,11 @@ COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"fatal error: '?([^\s']+)'?(?:: No such file or directory| file not found)"
         r"|(?:cannot|could not) open source file \"(.+?)\"|^ninja: error: '(.+?)', needed by .* missing",
         _missing_file,
+    ),
+    (
+        r"cannot find '(?:ld|as|collect2)'|cannot execute '\S+': (?:\w+: )?No such file",
+        "A program that belongs to the compiler is missing: install all of it (g++ and binutils), set PATH, "
+        "and unset GCC_EXEC_PREFIX and COMPILER_PATH.",
     ),
     (r"cannot find \d+_\S+\.o\b", WROTE_NOTHING),
     (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),

@@ -176,6 +176,9 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         # memory and the compiler itself
         ("g++: fatal error: Killed signal terminated program cc1plus\nstop", "g++: fatal", "ACCEL_MAX_JOBS=1"),
         ("collect2: fatal error: ld terminated with signal 9 [Killed]", "collect2", "ran out of memory"),
+        ("sccache: error: Compiler killed by signal 9", "sccache", "ran out of memory"),
+        ("g++: fatal error: cannot execute 'cc1plus': execvp: No such file", "g++", "belongs to the compiler"),
+        ("collect2: fatal error: cannot find 'ld'", "collect2", "belongs to the compiler"),
         ("collect2: fatal error: ld terminated with signal 11 [Segmentation fault]", "collect2", "another version"),
         ("nvcc error   : 'cudafe++' died due to signal 11 (Invalid memory reference)", "cudafe", "another version"),
         ("a.cpp:3:1: internal compiler error: Segmentation fault", "a.cpp:3:1", "another version"),
