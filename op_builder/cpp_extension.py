@@ -171,6 +171,7 @@ def _load(
     is_python_module: bool,
     **flags: Flags,
 ) -> Any:
+    _paths(function, "build_directory", None if build_directory is None else [build_directory])  # raises if it is none
     uses_cuda = any(file.endswith(CUDA_SUFFIX) for file in (*texts, *files))
     if uses_cuda and with_cuda is False:
         raise ArgumentError(

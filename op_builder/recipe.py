@@ -273,13 +273,16 @@ def text_list(items: object, where: str) -> list[str]:
         where: what returned or received the items, for the message.
 
     Raises:
-        ArgumentError: it is not a list of strings or paths.
+        ArgumentError: it is not a list of strings or paths, or one has a null character.
     """
     is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | Path | Mapping)
     found = list(items) if is_list else []  # type: ignore[call-overload]
     if not is_list or not all(isinstance(item, str | Path) for item in found):
         raise ArgumentError(f"{where} is {items!r}, which is not a list of strings.", "Use a list of strings.")
-    return [text for text in map(str, found) if text.strip()]
+    texts = [text for text in map(str, found) if text.strip()]
+    if any("\0" in text for text in texts):
+        raise ArgumentError(f"{where} has a null character: {texts!r}.", "Remove it: no command can have one.")
+    return texts
 
 
 def check_op_name(name: object, where: str) -> None:

@@ -21,7 +21,7 @@ import torch.utils.cpp_extension as torchs
 
 from op_builder import Binding, CPUOpBuilder, cpp_extension, env
 from op_builder.cpp_extension import load, load_inline
-from op_builder.errors import AccelError, CompileError
+from op_builder.errors import AccelError, ArgumentError, CompileError
 from op_builder.integrations import torch_extensions
 from tests.support.compilers import needs_gxx, program, require_program, shared_library
 from tests.support.foreign_package import ROOT, python
@@ -113,6 +113,12 @@ def test_the_build_directory_gets_a_copy_of_the_opened_library(place: Path) -> N
     torch.ops.cpp_extension_copied.nothing()
     with pytest.raises(AccelError, match=r"cannot be copied to build_directory 'm\.cpp': File exists"):
         load("m", "m.cpp", build_directory="m.cpp", is_python_module=False)
+
+
+@pytest.mark.parametrize("directory", [5, b"/x", "a\0b", ["a", "b"]])
+def test_a_build_directory_that_is_no_path_is_refused_before_the_compile(directory: Any) -> None:
+    with pytest.raises(ArgumentError, match="build_directory"):
+        load("m", write("m.cpp", "#error not reached"), build_directory=directory)
 
 
 def test_paths_may_be_objects() -> None:
