@@ -176,8 +176,10 @@ def _with_engine(find: Find, device: str) -> Find:
         if _is_offered(found) or not _is_named(found, name):
             return found
         on_engine = _engine_classes(device).get(name)
-        # An op that DS_BUILD_OPS has compiled needs no build.
-        return found if on_engine is None or _is_installed(on_engine.NAME) else on_engine
+        if on_engine is None or _is_installed(on_engine.NAME):  # DS_BUILD_OPS has compiled it
+            return found
+        _set_cuda_home()  # again: the environment may name a toolkit now
+        return on_engine
 
     return find_or_run
 
