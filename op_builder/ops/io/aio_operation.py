@@ -38,7 +38,7 @@ REMEDIES = {
 """What to do about errors of the system, by errno."""
 _OF_TRANSFERS = dict.fromkeys(
     (errno.EPERM, errno.EACCES, errno.ENOSYS),
-    "If a sandbox refuses the engine since this handle was created, create a new handle.",
+    "If a sandbox now refuses the I/O engine of this handle, create a new handle.",
 )
 
 

@@ -322,7 +322,7 @@ def test_operations_that_are_refused_for_now_are_retried_together(
 @pytest.mark.skipif(ENGINES == ["threads"], reason="no other engine works here")
 def test_an_engine_that_a_sandbox_refuses_later_is_named(faulty_calls: Path, tmp_path: Path) -> None:
     output = run(faulty_calls, "refused_later", tmp_path / "file", ENGINES[0])
-    assert "True If a sandbox refuses the engine" in output
+    assert "True If a sandbox now refuses the I/O engine" in output
 
 
 def test_a_file_above_the_limit_of_sizes_gets_no_blocks(tmp_path: Path) -> None:
