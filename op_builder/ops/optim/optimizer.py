@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -66,6 +67,7 @@ class NativeOptimizer(NativeStates):
         """Make the attributes that are not saved."""
         self._native = None
         self._lock = threading.RLock()  # several threads may train one model
+        self._hooks_in_use: set[str] = set()
         self._memory = SmallTensors()
         self._groups = PreparedGroups()
         self._checked: dict[int, list[Any]] = {}  # the groups' values when their options were checked
@@ -114,13 +116,9 @@ class NativeOptimizer(NativeStates):
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer; 8-bit states as float32 values."""
-        with self._lock:
-            # The first of the hooks, so that the others get plain dictionaries.
-            hook = self.register_state_dict_post_hook(lambda _, made: self._with_values(made), prepend=True)
-            try:
-                return super().state_dict()
-            finally:
-                hook.remove()
+        # The first of the hooks, so that the others get plain dictionaries.
+        with self._hooked(self.register_state_dict_post_hook, lambda _, made: self._with_values(made), prepend=True):
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of another with the same formula, for example torch.optim's.
@@ -133,13 +131,24 @@ class NativeOptimizer(NativeStates):
                 another shape than its parameter.
             IncompatibleOpError: the native op for an option of the state cannot be built or loaded here.
         """
+        # The last of the hooks, so that it checks what the others return.
+        with self._hooked(self.register_load_state_dict_pre_hook, lambda _, given: self._check_state_dict(given)):
+            super().load_state_dict(state_dict)
+
+    @contextmanager
+    def _hooked(self, register: Callable[..., Any], hook: Callable[..., Any], **place: bool) -> Iterator[None]:
+        """Have a hook during a call. A call inside of it, from a hook of the user, has the same one."""
         with self._lock:
-            # The last of the hooks, so that it checks what the others return.
-            hook = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
+            if register.__name__ in self._hooks_in_use:
+                yield
+                return
+            self._hooks_in_use.add(register.__name__)
+            handle = register(hook, **place)
             try:
-                super().load_state_dict(state_dict)
+                yield
             finally:
-                hook.remove()
+                handle.remove()
+                self._hooks_in_use.remove(register.__name__)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state to load, completed by the options that it lacks."""
@@ -155,8 +164,6 @@ class NativeOptimizer(NativeStates):
             pairs = zip(saved["params"], params, strict=False)  # torch checks the lengths
             for at, (number, param) in enumerate(pairs):
                 entry = state_dict["state"].get(number)
-                if isinstance(entry, _Saved):  # by a load whose hook loads
-                    continue
                 states.pop(number, None)
                 if entry:
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])

@@ -346,25 +346,6 @@ def test_hooks_of_loading_see_and_change_what_is_loaded() -> None:
     assert torch.equal(loaded[4], saved["state"][4]["exp_avg"])
 
 
-def test_a_hook_of_loading_may_load() -> None:
-    params = make_params()
-    made = CPUAdam(params)
-    run(made, params, 2)
-    saved, loads = made.state_dict(), []
-
-    def again(made: CPUAdam) -> None:
-        loads.append(made)
-        if len(loads) == 1:
-            made.load_state_dict(saved)
-
-    made.register_load_state_dict_post_hook(again)
-    run(made, params, 1)
-    made.load_state_dict(saved)
-    assert len(loads) == 2
-    for index, param in enumerate(params):
-        assert torch.equal(made.state[param]["exp_avg"], saved["state"][index]["exp_avg"])
-
-
 def test_loading_keeps_options_that_the_saved_groups_lack() -> None:
     params = make_params()
     groups = [{"params": params[:2]}, {"params": params[2:], "states": "8bit", "bias_correction": False}]

@@ -218,8 +218,14 @@ def test_lightning_clips_gradients_in_bfloat16(tmp_path: Any) -> None:
     assert not torch.equal(model.layer.weight, before)
 
 
+def call_all(calls: list[Callable[[], Any]], *_: object) -> None:
+    """A hook that calls each function once, in which it is called again."""
+    while calls:
+        calls.pop()()
+
+
 @every_optimizer
-def test_threads_may_save_and_load_at_once(optimizer: type[Any]) -> None:
+def test_threads_may_save_and_load_at_once_and_hooks_may_load(optimizer: type[Any]) -> None:
     params = make_params()
     made = optimizer(params)
     run(made, params, 2)
@@ -228,6 +234,15 @@ def test_threads_may_save_and_load_at_once(optimizer: type[Any]) -> None:
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(call) for _ in range(200) for call in calls]:
             done.result()
+    for register in (made.register_load_state_dict_pre_hook, made.register_load_state_dict_post_hook):
+        calls_inside: list[Callable[[], Any]] = [lambda: made.load_state_dict(saved), made.state_dict]
+        register(functools.partial(call_all, calls_inside))
+        made.load_state_dict(saved)
+        assert calls_inside == []
+    calls_inside = [made.state_dict, lambda: made.load_state_dict(saved)]
+    made.register_state_dict_post_hook(functools.partial(call_all, calls_inside))
+    made.load_state_dict(made.state_dict())
+    assert calls_inside == []
     run(made, params, 1)
 
 
