@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,12 +41,12 @@ def save(rank: int, size: int, directory: str, path: str, kind: str) -> None:
     stop()
 
 
-def load(rank: int, size: int, directory: str, path: str, kind: str) -> None:
+def load(rank: int, size: int, directory: str, path: str, kind: str, seed: int = 1) -> None:
     start("gloo", rank, size, directory)
     state = {"state": sharded(size, kind, 0), "step": 0}
     dcp.load(state, storage_reader=CheckpointReader(path))
-    assert state["step"] == 5
-    for name, expected in sharded(size, kind, 1).items():
+    assert state["step"] == 4 + seed
+    for name, expected in sharded(size, kind, seed).items():
         value = state["state"][name]
         assert isinstance(value, DTensor)
         assert torch.equal(value.to_local(), expected.to_local()), name
@@ -81,3 +84,19 @@ def failing(rank: int, size: int, directory: str, path: str) -> list[str]:
         stop()
         return [f"{type(one).__name__}: {one}" for one, _ in error.failures.values()]
     raise AssertionError("the save succeeded")
+
+
+def killed(rank: int, size: int, directory: str, path: str, step: str) -> None:
+    """All ranks are killed while rank 1 writes, or before the coordinator publishes or removes the old files."""
+    start("gloo", rank, size, directory)
+
+    def die(*_: Any) -> None:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    if step == "writing" and rank == 1:
+        os.fsync = die
+    elif step == "publishing":
+        os.replace = die
+    elif step == "removing":
+        Path.unlink = die  # type: ignore[method-assign]
+    dcp.save({"state": sharded(size, "rows", 2), "step": 6}, storage_writer=CheckpointWriter(path))

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 import pytest
 import release
 
 CHANGELOG = "# Changelog\n\n## [0.2.0] - unreleased\n\n- A new op.\n\n## [0.1.0] - 2026-01-02\n\nFirst version.\n"
+
+
+def make_wheel(directory: Path, tag: str, content: bytes) -> Path:
+    path = directory / f"pack-1.0-{tag}.whl"
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("pack/__init__.py"), b"")
+        archive.writestr(zipfile.ZipInfo("pack/op.so"), content)
+    return path
 
 
 def test_the_notes_are_the_section_of_the_version() -> None:
@@ -24,6 +36,18 @@ def test_the_notes_are_the_section_of_the_version() -> None:
 def test_a_release_without_its_section_or_with_another_tag_is_rejected(version: str, tag: str, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         release.release_notes(CHANGELOG, version, tag)
+
+
+def test_two_builds_that_differ_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    wheels = [
+        make_wheel(tmp_path / name, "py3-none-any", content=content)
+        for name, content in zip("abc", (b"", b"", b"x"), strict=True)
+    ]
+    release.require_equal(*wheels[:2])
+    with pytest.raises(SystemExit, match="differ"):
+        release.require_equal(*wheels[1:])
+    assert len([*tmp_path.glob("accel-ops-differ-*/*/*.whl")]) == 2
 
 
 FITTING = {"sym_tag": "manylinux_2_17_x86_64", "unsupported_isa": False, "external_libs": {"libtorch_cpu.so": None}}

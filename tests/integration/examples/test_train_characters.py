@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+import torch
 
 from examples import train_characters
 from examples.characters import comparison
@@ -42,3 +45,16 @@ def test_losses_that_differ_or_are_no_numbers_do_not_agree() -> None:
     assert not comparison.compare([1.0, 2.0], [1.0, 2.1], (1.0, 1.0)).ok
     assert not comparison.compare([1.0, nan], [1.0, nan], (1.0, 1.0)).ok
     assert not comparison.compare([1.0, 2.0], [1.0, 2.0], (nan, 1.0)).ok
+
+
+def test_runs_that_differ_by_more_than_rounding_fail(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_another_rate(parameters: object, **options: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, **{**options, "lr": 1.5 * options["lr"]})
+
+    contest = train_characters.CONTESTS["cpu"]
+    contest = dataclasses.replace(contest, makers={**contest.makers, "CPUAdam": with_another_rate})
+    monkeypatch.setitem(train_characters.CONTESTS, "cpu", contest)
+    assert train_characters.main(["--steps", "6"]) == 1
+    assert "DO NOT AGREE" in capsys.readouterr().out

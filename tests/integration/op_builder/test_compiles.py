@@ -182,8 +182,9 @@ def test_a_program_that_cannot_be_watched_is_named() -> None:
     assert name == os.path.realpath(require_program("sh"))
 
 
-def test_a_directory_is_no_program_that_was_not_watched() -> None:
-    assert compiled("import contextlib, subprocess\nwith contextlib.suppress(OSError): subprocess.run(['/usr'])") == []
+@pytest.mark.parametrize("call", ["['/usr']", "['true'], cwd='missing'"])
+def test_what_could_not_start_is_no_program_that_was_not_watched(call: str) -> None:
+    assert compiled(f"import contextlib, subprocess\nwith contextlib.suppress(OSError): subprocess.run({call})") == []
     assert ledger()["unwatched"] == []
 
 

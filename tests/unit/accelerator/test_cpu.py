@@ -33,6 +33,13 @@ def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | No
         assert cpu.current_device() == device
 
 
+def test_indices_of_devices_are_ignored(cpu: CPU_Accelerator) -> None:
+    cpu.set_device(7)
+    cpu.synchronize(5)
+    assert cpu.device_name() == cpu.device_name(3) == "cpu"
+    assert cpu.amp() is torch.cpu.amp
+
+
 def test_streams_events_and_graphs_are_nestable_no_ops(cpu: CPU_Accelerator) -> None:
     stream, event, graph = cpu.Stream(priority=-1), cpu.Event(), cpu.create_graph()
     with cpu.stream(stream), stream, event, graph, cpu.stream(None):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import error_list
 import pytest
 
+import accelerator.errors
+import op_builder.errors
 from accelerator import get_accelerator
 from accelerator.launch import plan_binding
 from op_builder import env, load_inline
@@ -15,6 +17,14 @@ from op_builder.errors import AccelError
 from op_builder.ops.arguments import checked_betas
 from op_builder.report.collect import find_op
 from op_builder.toolchains.remedies import COMPILE, LOAD
+
+
+def test_every_error_class_is_known_with_its_meaning() -> None:
+    classes = error_list.error_classes()
+    for module in (accelerator.errors, op_builder.errors):
+        for name, value in vars(module).items():
+            if isinstance(value, type) and issubclass(value, AccelError):
+                assert classes[name]
 
 
 @pytest.mark.parametrize(
@@ -70,3 +80,10 @@ def test_the_page_has_a_table_for_each_class_with_messages() -> None:
     assert page == error_list.page(), "run: python build_tools/error_list.py"
     for entry in error_list.entries():
         assert not entry.error or f"## `{entry.error}`" in page
+
+
+def test_every_class_with_a_remedy_has_messages() -> None:
+    without_remedy = {"BuildCancelled"}
+    of_devices = {"AcceleratorUnavailableError"}  # each device has a sentence of its own
+    listed = {entry.error for entry in error_list.entries()}
+    assert error_list.error_classes().keys() - listed == without_remedy | of_devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,23 @@ from op_builder.errors import EnvironmentValueError
 from op_builder.ops.io.async_io import AsyncIOModule
 from op_builder.report.machine import environment
 from op_builder.report.render import print_report
+from op_builder.system import storage_engines
 from op_builder.system.outcomes import rejection_of
 from tests.support.foreign_package import output_of
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [
+        ("io_uring", errno.ENOSYS, "too old or built without it, or a sandbox hides it"),
+        ("io_uring", errno.EPERM, "io_uring_disabled"),
+        ("io_uring", errno.ENOMEM, "ulimit -l"),
+        ("libaio", errno.EAGAIN, "aio-max-nr"),
+        ("libaio", errno.EIO, "EIO"),
+    ],
+)
+def test_the_reasons_of_the_system_are_explained(name: str, number: int, reason: str) -> None:
+    assert reason in storage_engines.explain(name, number)
 
 
 @pytest.mark.parametrize(

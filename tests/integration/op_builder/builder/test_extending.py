@@ -81,3 +81,9 @@ def test_a_backward_is_registered_in_bind(site: Path) -> None:
     assert x.grad is not None
     assert (x.grad == 2).all()
     assert set(torch.library.opcheck(op.twice.default, (x,)).values()) == {"SUCCESS"}
+
+
+def test_the_build_system_it_names_is_that_of_the_template(blocks: dict[str, list[str]]) -> None:
+    (named,) = (text for text in blocks["toml"] if text.startswith("[build-system]"))
+    template = (ROOT / "examples" / "my_ops" / "pyproject.toml").read_text()
+    assert set(named.splitlines()) <= set(template.splitlines())

@@ -181,3 +181,10 @@ def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cac
     output = output_of("-c", code, entry.artifact)
     assert "torch      2.10 and newer (known up to " in output
     assert "accel-ops built it for every CPU of the architecture" in output
+
+
+def test_two_files_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["a.so", "b.so"])
+    assert ended.value.code == 2
+    assert "only one file" in capsys.readouterr().err

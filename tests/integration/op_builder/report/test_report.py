@@ -57,6 +57,10 @@ def test_the_exit_status_shows_an_unknown_accelerator(arguments: str) -> None:
     assert done.returncode == (1 if "doctor" in arguments else 2)
     assert "cpu_adam" in done.stdout
     assert "Unknown accelerator 'abacus'" in done.stdout + done.stderr
+    if "--json" in arguments:
+        data = json.loads(done.stdout)
+        assert "abacus" in data["accelerator"]["error"]
+        assert data["ops"]
 
 
 def test_one_op_is_explained_with_plan_commands_and_checks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,22 @@ def test_an_error_of_one_rank_reaches_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("step", "seed"), [("writing", 1), ("publishing", 1), ("removing", 2)], ids=lambda value: str(value)
+)
+def test_ranks_that_are_killed_leave_one_checkpoint(step: str, seed: int, tmp_path: Path) -> None:
+    """The old one, of seed 1, or the new one."""
+    path = tmp_path / "checkpoint"
+    values(run_ranks(PROGRAMS, "save", 2, tmp_path / "save", arguments=[str(path), "rows"], by_gloo=True))
+    before = os.listdir(path)
+    results = run_ranks(PROGRAMS, "killed", 2, tmp_path / "killed", arguments=[str(path), step])
+    assert all(result.status != 0 for result in results)
+    values(run_ranks(PROGRAMS, "load", 2, tmp_path / "load", arguments=[str(path), "rows", seed], by_gloo=True))
+    assert set(before) < set(os.listdir(path))
+    values(run_ranks(PROGRAMS, "save", 2, tmp_path / "save again", arguments=[str(path), "rows"], by_gloo=True))
+    assert len(os.listdir(path)) == len(before)
+
+
+@pytest.mark.parametrize(
     ("call", "number", "value"),
     [("fsync", 0, 1), ("fsync", 1, 1), ("fsync", 2, 1), ("replace", 0, 1), ("fsync", 3, 0)],
     ids=["tensors", "directory before the rename", "contents", "rename", "directory after the rename"],

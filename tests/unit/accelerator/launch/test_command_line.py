@@ -335,3 +335,14 @@ def test_the_drawing_of_a_machine(tmp_path: Path, capsys: Capture, monkeypatch: 
         "  free: CPU 9-15",
         "  not allowed to this process: CPU 0",
     ]
+
+
+def test_the_launcher_of_each_host_gets_the_whole_job(tmp_path: Path) -> None:
+    Path("hosts").write_text("localhost slots=2\nb slots=2\n")
+    options = ["--hostfile", "hosts", "--master_addr", "10.0.0.1", "--max_restarts", "2", "--bind_core_list", "0-5"]
+    job = command_line.make_job(parse([*options, "t.py"]))
+    here, there = commands(job, tmp_path)
+    passed = command_line.make_job(parse(here.command[2:]))
+    assert (passed.node_rank, passed.num_nodes, passed.master_addr) == (0, 2, "10.0.0.1")
+    assert (passed.bind, passed.core_list, passed.max_restarts, passed.launch) == (True, "0-5", 2, job.launch)
+    assert there.command[0] == "ssh"

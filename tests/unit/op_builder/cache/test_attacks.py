@@ -402,3 +402,14 @@ def test_every_error_of_a_staging_directory_is_explained(cache: Cache, monkeypat
             with pytest.raises(CacheError, match="Input/output error"), cache.staging("small"):
                 pass
     assert list((cache.home / "staging").iterdir()) == []
+
+
+def test_the_group_of_a_shared_cache_is_read_once_for_all_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "shared"
+    assert main(["init", "--shared", str(os.getegid()), "--directory", str(root)]) == 0
+    found, signed_group = [], ownership.signed_group
+    monkeypatch.setattr(ownership, "signed_group", lambda path: found.append(path) or signed_group(path))
+    assert ownership.ownership_rejection(str(root), HOME, "ops") is None
+    assert found == [str(root)]
