@@ -176,6 +176,20 @@ def test_a_run_leaves_only_the_recorder_which_is_in_the_cache_for_children_of_a_
     assert not list(place.glob("accel-compiles-*"))
 
 
+def test_a_recorder_in_a_cache_whose_path_has_blanks_is_copied(place: Path) -> None:
+    with env.scope(ACCEL_CACHE_DIR=str(place / "a cache"), TMPDIR=str(place)):
+        rows = compiled(f"import subprocess; subprocess.run(['sh', '-c', {' '.join(COMMAND)!r}], check=True)")
+    assert [row["what"] for row in rows] == ["a.c"]
+    assert not list(place.glob("accel-compiles-*"))
+
+
+def test_programs_are_named_once_the_cache_has_lost_the_recorder(place: Path) -> None:
+    text = f"import shutil, subprocess; shutil.rmtree({str(place / 'lost')!r}); subprocess.run(['sh', '-c', 'true'])"
+    with env.scope(ACCEL_CACHE_DIR=str(place / "lost")):
+        assert compiled(text) == []
+    assert ledger()["unwatched"] == [os.path.realpath(require_program("sh"))]
+
+
 def test_a_program_that_cannot_be_watched_is_named() -> None:
     assert compiled("import subprocess; subprocess.run(['sh', '-c', 'gcc -c a.c'], env={'PATH': '/usr/bin'})") == []
     (name,) = ledger()["unwatched"]
