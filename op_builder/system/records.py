@@ -262,27 +262,31 @@ class Memo:
             is_program: the fact is about a program. If its member "variables" shows that it is a script, which may
                 look for other files, there is a fact for each ``PATH`` and for the values of these variables.
         """
-        if is_program:
-            compute = functools.cache(compute)
-            fact = self.get(subject, schema, compute)
-            named: list[str] = []
-            while fact["variables"] != named:  # the values may lead to files that name others
-                named = fact["variables"]
-                values = {name: env.of_another_program(name) for name in (*named, "PATH", "HOME")}
-                fact = self.get(f"{subject} {[each for each in values.items() if each[1]]}", schema, compute)
-            return fact
-        digest = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:32]
-        name = f"{digest}.json"
+        fact = self._fact(subject, schema, None, is_program)
+        if fact is None:
+            # One lock for all facts of a program: whoever finds the first of them finds the others.
+            with self._locked(subject):
+                fact = self._fact(subject, schema, functools.cache(compute), is_program)
+                assert fact is not None  # it was computed, here or by another process
+        return fact
+
+    def _fact(self, subject: str, schema: Schema, compute: Compute | None, is_program: bool) -> dict[str, Any] | None:
+        """As :meth:`get`; without ``compute``, None for a fact that is unknown."""
+        name = f"{hashlib.sha256(subject.encode(errors='surrogatepass')).hexdigest()[:32]}.json"
         entry = self._valid(subject, name, schema)
         if entry is None:
-            with self._locked(f"memo-{digest}.lock"):
-                entry = self._valid(subject, name, schema)  # another process may have computed it
-                if entry is None:
-                    fact, files = compute()
-                    entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
-                    self._write(name, encode(entry, _MEMO_FORMAT))
+            if compute is None:
+                return None
+            fact, files = compute()
+            entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
+            self._write(name, encode(entry, _MEMO_FORMAT))
         self._seen[subject] = entry
-        found: dict[str, Any] = entry["fact"]
+        found: dict[str, Any] | None = entry["fact"]
+        named: list[str] = []
+        while is_program and found is not None and found["variables"] != named:  # values lead to files that name others
+            named = found["variables"]
+            values = {name: env.of_another_program(name) for name in (*named, "PATH", "HOME")}
+            found = self._fact(f"{subject} {[each for each in values.items() if each[1]]}", schema, compute, False)
         return found
 
     def _valid(self, subject: str, name: str, schema: Schema) -> dict[str, Any] | None:
@@ -298,11 +302,12 @@ class Memo:
         return None
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _locked(self, subject: str) -> Iterator[None]:
         """Hold the lock of a fact, or wait until the process that has it ends its work, and go on without the lock.
 
         A fact that cannot be computed or kept is then computed by all processes at once, not by one after another.
         """
+        name = f"memo-{hashlib.sha256(subject.encode(errors='surrogatepass')).hexdigest()[:32]}.lock"
         with contextlib.ExitStack() as stack:
             for directory in self._directories:
                 with contextlib.suppress(OSError):
