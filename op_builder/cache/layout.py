@@ -47,6 +47,9 @@ OBJECTS, KERNELS = "objects", "sycl_kernels"
 
 _DIGEST = "[0-9a-f]{32}"
 _RANDOM = "[a-z0-9_]{8}"
+# What a directory may have that becomes a cache: a new file system's lost+found, temporary files of a killed process,
+# and what network file systems make of a removed file that is open.
+_OF_NOBODY = re.compile(rf"lost\+found|{re.escape(_FRESH)}{_RANDOM}|\.(?:nfs|fuse_hidden)[\w-]+")
 GENERATED: dict[str, tuple[str, ...]] = {
     OPS: (r"[^\W\d]\w*", _DIGEST, _DIGEST),
     STAGING: (rf"\w+@[^@]*@\d+@{_RANDOM}",),
@@ -185,10 +188,7 @@ def location_rejection(root: Path) -> Rejection | None:
     if not _is_signed(root):
         if names is None:
             return Rejection(f"{root} cannot be listed, so it may contain files of yours.", f"Run `chmod u+r {root}`.")
-        # A new file system has lost+found, and a killed process may have left temporary files.
-        foreign = sorted(
-            name for name in names if name != "lost+found" and not re.fullmatch(re.escape(_FRESH) + _RANDOM, name)
-        )
+        foreign = sorted(name for name in names if not _OF_NOBODY.fullmatch(name))
         if foreign:
             return Rejection(
                 f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80}).",

@@ -218,3 +218,16 @@ def test_a_directory_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Pat
         pass
     assert str(tmp_path / "file") in str(caught.value)
     assert "ACCEL_CACHE_DIR" in caught.value.remedy
+
+
+def test_a_new_cache_may_have_what_a_network_file_system_keeps_of_removed_files(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.root.mkdir()
+    for name in (".nfs000000000012d68700000001", ".fuse_hidden-26004-0000000300000001", "lost+found"):
+        (cache.root / name).touch()
+    with cache.staging("small"):
+        pass
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".nfs-notes.txt").touch()
+    with pytest.raises(CacheError, match=r"it contains '\.nfs-notes\.txt'"), Cache(tmp_path / "other").staging("small"):
+        pass
