@@ -65,6 +65,17 @@ def stalled(path: str) -> Handle:
     return handle
 
 
+def overlaps(path: str, engine: str) -> None:
+    data = torch.randint(0, 256, (512 * 4096,), dtype=torch.uint8)
+    for overlap in (False, True):
+        handle = opened().aio_handle(4096, 8, False, overlap, engine=engine)
+        for _ in range(50):  # on a busy machine all commands in flight may be complete when one is collected
+            handle.sync_pwrite(data, path)
+            if handle.counters().overlapped:
+                break
+        print("overlapped", bool(handle.counters().overlapped), handle.counters().most_in_flight <= 8)
+
+
 def full(path: str, engine: str) -> None:
     handle = opened().aio_handle(queue_depth=16, engine=engine)
     os.environ["FAULTY_REFUSED"] = "full"

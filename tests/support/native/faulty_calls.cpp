@@ -5,7 +5,7 @@
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
 //                     commands, full (of io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM,
 //                     EAGAIN;
-//                     progress (of pread and pwrite: they do not return)
+//                     progress (of pread and pwrite: they do not return); events (of libaio: one at a time)
 
 #include <atomic>
 #include <cerrno>
@@ -114,6 +114,9 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
     if (starts && (is_refused("commands") || is_refused("full"))) {
       errno = is_refused("full") ? EAGAIN : EPERM;
       return -1;
+    }
+    if (number == SYS_io_getevents && is_refused("events")) {
+      b = c = 1;  // at least, at most
     }
     const unsigned what = fault();
     if (what == 1 || what == 2) {

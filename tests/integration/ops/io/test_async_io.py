@@ -205,21 +205,6 @@ def test_single_submit_is_a_call_for_each_command(async_io: AsyncIOModule, disk:
 
 
 @each_engine
-def test_overlap_events_starts_new_commands_while_others_are_in_flight(
-    async_io: AsyncIOModule, disk: Path, engine: str
-) -> None:
-    data = random_bytes(512 * PAGE)
-    for overlap in (False, True):
-        handle = async_io.aio_handle(PAGE, 8, False, overlap, engine=engine)
-        for _ in range(50):  # on a busy machine all commands in flight may be complete when one is collected
-            handle.write(data, disk / "file", False)
-            if handle.counters().overlapped:
-                break
-        assert bool(handle.counters().overlapped) == overlap
-        assert handle.counters().most_in_flight <= 8
-
-
-@each_engine
 def test_descriptors_are_taken_like_names(async_io: AsyncIOModule, storage: Path, engine: str) -> None:
     handle = async_io.aio_handle(engine=engine)
     data = random_bytes(200_001)

@@ -307,6 +307,16 @@ def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path,
 
 
 @needs_gxx
+@each_engine
+def test_overlap_events_starts_new_commands_while_others_are_in_flight(
+    faulty_calls: Path, disk: Path, engine: str
+) -> None:
+    """Some devices complete all commands of libaio before its call returns, so only one is collected at a time."""
+    output = run(faulty_calls, "overlaps", disk / "file", engine, FAULTY_REFUSED="events")
+    assert re.findall("overlapped (.*)", output) == ["False True", "True True"]
+
+
+@needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "threads"])
 def test_operations_that_are_refused_for_now_are_retried_together(
