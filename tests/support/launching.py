@@ -65,7 +65,7 @@ def launch(
 
 
 def free_port() -> int:
-    """A port that nobody has taken, and that the system gives to no socket that asks for any port."""
+    """A free port outside the range that Linux uses for sockets bound to port 0."""
     while True:
         port = _FIRST_PORT + (os.getpid() + next(_COUNT)) % 3000  # other runs of the suite begin elsewhere
         with socket.socket() as free, contextlib.suppress(OSError):

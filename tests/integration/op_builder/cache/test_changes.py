@@ -217,34 +217,32 @@ def test_a_file_that_was_looked_for_in_vain_counts(small: SmallBuilder, text: st
     assert not is_listed or misses(small) == [f"{new} is new"]
 
 
-@needs_gxx
-def test_a_file_that_a_header_of_the_system_looked_for_counts(
-    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def system_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A header, to be written, of what the machine has installed; ``#include <system.h>`` finds it."""
     monkeypatch.setattr("op_builder.cache.key._own_prefix", lambda: str(tmp_path))
     monkeypatch.setattr("op_builder.cache.key._shared_directories", lambda: {str(tmp_path)})
     (tmp_path / "system").mkdir()
-    (tmp_path / "system" / "system.h").write_text('#if __has_include("asked.h")\n#endif')
+    with env.scope(CPATH=str(tmp_path / "system")):
+        yield tmp_path / "system" / "system.h"
+
+
+@needs_gxx
+def test_a_file_that_a_header_of_the_system_looked_for_counts(small: SmallBuilder, system_header: Path) -> None:
+    system_header.write_text('#if __has_include("asked.h")\n#endif')
     (small.directory / "small.cpp").write_text(f"#include <system.h>\n{ENTRY}")
-    with env.scope(CPATH=str(tmp_path / "system")):
-        entry = compile_op(small)
-        assert str(tmp_path / "system" / "system.h") in entry.manifest.key.system.paths
-        assert misses(small) is None
-        (small.directory / "include" / "asked.h").touch()
-        assert misses(small) == ["asked.h is new"]
+    entry = compile_op(small)
+    assert str(system_header) in entry.manifest.key.system.paths
+    assert misses(small) is None
+    (small.directory / "include" / "asked.h").touch()
+    assert misses(small) == ["asked.h is new"]
 
 
 @needs_gxx
-def test_a_macro_of_a_systems_header_looks_next_to_its_user(
-    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("op_builder.cache.key._own_prefix", lambda: str(tmp_path))
-    monkeypatch.setattr("op_builder.cache.key._shared_directories", lambda: {str(tmp_path)})
-    (tmp_path / "system").mkdir()
-    (tmp_path / "system" / "system.h").write_text('#define IS_THERE __has_include("asked.h")\n')
+def test_a_macro_of_a_systems_header_looks_next_to_its_user(small: SmallBuilder, system_header: Path) -> None:
+    system_header.write_text('#define IS_THERE __has_include("asked.h")\n')
     (small.directory / "small.cpp").write_text(f"#include <system.h>\n#if IS_THERE\n#endif\n{ENTRY}")
-    with env.scope(CPATH=str(tmp_path / "system")):
-        assert compile_op(small).manifest.key.unlisted == ["__has_include in a macro of system.h"]
+    assert compile_op(small).manifest.key.unlisted == ["__has_include in a macro of system.h"]
 
 
 @needs_gxx
